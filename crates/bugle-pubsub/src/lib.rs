@@ -1,0 +1,1 @@
+//! Event buses and leases for Bugle.

@@ -1,0 +1,1 @@
+//! SQLite and libSQL files for Bugle.

@@ -1,0 +1,194 @@
+//! The agent's builder.
+
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+
+use super::{Agent, AgentInner, AgentSource, Dynamic, Interrupt, ModelEntry, OnStepLimit, RequestContext};
+use crate::{
+    error::Error, json::Object, memory::MemoryOptions, model::SharedModel, processor::InputProcessor, run::RunOptions,
+    scorer::TaskCompletion, tool::Tool,
+};
+
+/// Builds an [`Agent`]. Only a model is required.
+///
+/// ```
+/// use std::sync::Arc;
+/// use bugle::{Agent, model::ScriptedModel};
+/// let agent = Agent::builder("support").instructions("Help.").model(Arc::new(ScriptedModel::new())).build()?;
+/// assert_eq!(agent.name(), "support");
+/// # Ok::<(), bugle::Error>(())
+/// ```
+#[must_use]
+pub struct AgentBuilder {
+    inner: AgentInner,
+}
+
+impl AgentBuilder {
+    pub(super) fn new(id: String) -> Self {
+        Self {
+            inner: AgentInner {
+                name: id.clone(),
+                id,
+                description: None,
+                instructions: Dynamic::Value(None),
+                models: Dynamic::Value(Vec::new()),
+                tools: IndexMap::new(),
+                agents: IndexMap::new(),
+                memory: None,
+                default_options: RunOptions::default(),
+                max_retries: None,
+                input_processors: Vec::new(),
+                task_completion: None,
+                interrupt: Interrupt::default(),
+                on_step_limit: OnStepLimit::default(),
+                source: AgentSource::default(),
+                metadata: None,
+            },
+        }
+    }
+
+    /// The shown name.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.inner.name = name.into();
+        self
+    }
+
+    /// What it is for.
+    pub fn description(mut self, description: impl Into<String>) -> Self {
+        self.inner.description = Some(description.into());
+        self
+    }
+
+    /// What the model is told first.
+    pub fn instructions(mut self, instructions: impl Into<String>) -> Self {
+        self.inner.instructions = Dynamic::Value(Some(instructions.into()));
+        self
+    }
+
+    /// Instructions made for each run.
+    pub fn instructions_per(
+        mut self,
+        make: impl Fn(&RequestContext) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.inner.instructions = Dynamic::Per(Arc::new(make));
+        self
+    }
+
+    /// Its model. Called again, adds a fallback (LOOP-047).
+    pub fn model(self, model: SharedModel) -> Self {
+        self.model_entry(ModelEntry { model, max_retries: None })
+    }
+
+    /// Its model, or another fallback, with its own retries.
+    pub fn model_entry(mut self, entry: ModelEntry) -> Self {
+        match &mut self.inner.models {
+            Dynamic::Value(models) => models.push(entry),
+            Dynamic::Per(_) => self.inner.models = Dynamic::Value(vec![entry]),
+        }
+        self
+    }
+
+    /// Models made for each run. An empty list fails the run.
+    pub fn models_per(mut self, make: impl Fn(&RequestContext) -> Vec<ModelEntry> + Send + Sync + 'static) -> Self {
+        self.inner.models = Dynamic::Per(Arc::new(make));
+        self
+    }
+
+    /// A tool, known to the model by its id.
+    pub fn tool(self, tool: Tool) -> Self {
+        let key = tool.id().to_owned();
+        self.tool_as(key, tool)
+    }
+
+    /// A tool, known to the model by `key` (LOOP-061).
+    pub fn tool_as(mut self, key: impl Into<String>, tool: Tool) -> Self {
+        self.inner.tools.insert(key.into(), tool);
+        self
+    }
+
+    /// A subagent, under `key`.
+    pub fn agent(mut self, key: impl Into<String>, agent: Agent) -> Self {
+        self.inner.agents.insert(key.into(), agent);
+        self
+    }
+
+    /// What it remembers. Without, its runs have no thread.
+    pub fn memory(mut self, memory: MemoryOptions) -> Self {
+        self.inner.memory = Some(memory);
+        self
+    }
+
+    /// Options of every run.
+    pub fn default_options(mut self, options: RunOptions) -> Self {
+        self.inner.default_options = options;
+        self
+    }
+
+    /// Tries after the first, where neither model nor call says (LOOP-046).
+    pub fn max_retries(mut self, retries: u32) -> Self {
+        self.inner.max_retries = Some(retries);
+        self
+    }
+
+    /// Guards and shapes input, after the ones before it.
+    pub fn input_processor(mut self, processor: impl InputProcessor + 'static) -> Self {
+        self.inner.input_processors.push(Arc::new(processor));
+        self
+    }
+
+    /// Says when the work is done (SCO §3).
+    pub fn is_task_complete(mut self, completion: TaskCompletion) -> Self {
+        self.inner.task_completion = Some(completion);
+        self
+    }
+
+    /// When input interrupts a request.
+    pub fn interrupt(mut self, interrupt: Interrupt) -> Self {
+        self.inner.interrupt = interrupt;
+        self
+    }
+
+    /// What becomes of input at the step limit.
+    pub fn on_step_limit(mut self, behavior: OnStepLimit) -> Self {
+        self.inner.on_step_limit = behavior;
+        self
+    }
+
+    /// Where it comes from.
+    pub fn source(mut self, source: AgentSource) -> Self {
+        self.inner.source = source;
+        self
+    }
+
+    /// Shown as it is.
+    pub fn metadata(mut self, metadata: Object) -> Self {
+        self.inner.metadata = Some(metadata);
+        self
+    }
+
+    /// The agent.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] without a model, with an empty id, or with tools whose provider-safe names collide
+    /// (LOOP-081).
+    pub fn build(self) -> Result<Agent, Error> {
+        let inner = self.inner;
+        if inner.id.trim().is_empty() {
+            return Err(Error::configuration("an agent needs an id"));
+        }
+        if matches!(&inner.models, Dynamic::Value(models) if models.is_empty()) {
+            return Err(Error::configuration(format!("agent {} has no model; give it one with `.model(…)`", inner.id)));
+        }
+        let mut safe = IndexMap::new();
+        for key in inner.tools.keys() {
+            if let Some(other) = safe.insert(crate::tool::provider_safe_name(key), key) {
+                return Err(Error::configuration(format!(
+                    "AGENT_TOOL_NAME_COLLISION: tools {other} and {key} of agent {} have the same name for providers; rename one",
+                    inner.id
+                )));
+            }
+        }
+        Ok(Agent { inner: Arc::new(inner) })
+    }
+}

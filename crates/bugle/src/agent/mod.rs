@@ -1,0 +1,197 @@
+//! Agents: what they are, and the values they resolve per run.
+
+mod builder;
+mod context;
+
+pub use builder::AgentBuilder;
+pub use context::RequestContext;
+
+use std::{fmt, sync::Arc};
+
+use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    json::Object, memory::MemoryOptions, model::SharedModel, processor::SharedInputProcessor, run::RunOptions,
+    scorer::TaskCompletion, tool::Tool,
+};
+
+/// A value, or a function of the request context, evaluated once per run (LOOP-005).
+#[derive(Clone)]
+pub enum Dynamic<T> {
+    /// Always this.
+    Value(T),
+    /// Made for each run.
+    Per(Arc<dyn Fn(&RequestContext) -> T + Send + Sync>),
+}
+
+impl<T: Clone> Dynamic<T> {
+    /// The value for a run.
+    pub fn resolve(&self, context: &RequestContext) -> T {
+        match self {
+            Self::Value(value) => value.clone(),
+            Self::Per(make) => make(context),
+        }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Dynamic<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Value(value) => value.fmt(f),
+            Self::Per(_) => f.write_str("Per(..)"),
+        }
+    }
+}
+
+impl<T> From<T> for Dynamic<T> {
+    fn from(value: T) -> Self {
+        Self::Value(value)
+    }
+}
+
+/// One model of a fallback list (LOOP-047).
+#[derive(Debug, Clone)]
+pub struct ModelEntry {
+    /// The model.
+    pub model: SharedModel,
+    /// Tries after the first; the run's, else the agent's, else 2 (LOOP-046).
+    pub max_retries: Option<u32>,
+}
+
+/// When input interrupts a request that has produced no content yet (SIG-245).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interrupt {
+    /// While the model only reasons, or is silent (SIG-220).
+    #[default]
+    Reasoning,
+    /// Never; input waits for the step's end.
+    Never,
+}
+
+/// What becomes of input that is taken in at the step limit (SIG-204).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum OnStepLimit {
+    /// Stored without an answer; `finish` names it.
+    #[default]
+    Save,
+    /// Left for a run of its own with a fresh budget.
+    FollowUp,
+}
+
+/// Where an agent comes from (HTTP-030).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AgentSource {
+    /// Rust code.
+    #[default]
+    Code,
+    /// A stored record.
+    Stored,
+    /// A file.
+    Fs,
+}
+
+/// An agent. Cheap to clone; never changed once built.
+#[derive(Clone)]
+pub struct Agent {
+    inner: Arc<AgentInner>,
+}
+
+pub(crate) struct AgentInner {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    pub(crate) description: Option<String>,
+    pub(crate) instructions: Dynamic<Option<String>>,
+    pub(crate) models: Dynamic<Vec<ModelEntry>>,
+    pub(crate) tools: IndexMap<String, Tool>,
+    pub(crate) agents: IndexMap<String, Agent>,
+    pub(crate) memory: Option<MemoryOptions>,
+    pub(crate) default_options: RunOptions,
+    pub(crate) max_retries: Option<u32>,
+    pub(crate) input_processors: Vec<SharedInputProcessor>,
+    pub(crate) task_completion: Option<TaskCompletion>,
+    pub(crate) interrupt: Interrupt,
+    pub(crate) on_step_limit: OnStepLimit,
+    pub(crate) source: AgentSource,
+    pub(crate) metadata: Option<Object>,
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent").field("id", &self.inner.id).finish_non_exhaustive()
+    }
+}
+
+impl Agent {
+    /// Begins an agent with this id (LOOP-012).
+    pub fn builder(id: impl Into<String>) -> AgentBuilder {
+        AgentBuilder::new(id.into())
+    }
+
+    pub(crate) fn inner(&self) -> &AgentInner {
+        &self.inner
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &str {
+        &self.inner.id
+    }
+
+    /// Its name; the id unless set.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// What it is for, told to those who may delegate to it.
+    pub fn description(&self) -> Option<&str> {
+        self.inner.description.as_deref()
+    }
+
+    /// Its instructions for this request context.
+    pub fn instructions(&self, context: &RequestContext) -> Option<String> {
+        self.inner.instructions.resolve(context)
+    }
+
+    /// Its models for this request context, in order of fallback; never empty.
+    pub fn models(&self, context: &RequestContext) -> Vec<ModelEntry> {
+        self.inner.models.resolve(context)
+    }
+
+    /// Its tools by the key the model knows them by.
+    pub fn tools(&self) -> &IndexMap<String, Tool> {
+        &self.inner.tools
+    }
+
+    /// Its subagents by key.
+    pub fn agents(&self) -> &IndexMap<String, Agent> {
+        &self.inner.agents
+    }
+
+    /// What it remembers; `None` = no memory, so no threads.
+    pub fn memory(&self) -> Option<&MemoryOptions> {
+        self.inner.memory.as_ref()
+    }
+
+    /// Options of every run, under those of the call (LOOP-006).
+    pub fn default_options(&self) -> &RunOptions {
+        &self.inner.default_options
+    }
+
+    /// Its input processors' ids, in order.
+    pub fn input_processor_ids(&self) -> Vec<String> {
+        self.inner.input_processors.iter().map(|processor| processor.id().to_owned()).collect()
+    }
+
+    /// Where it comes from.
+    pub fn source(&self) -> AgentSource {
+        self.inner.source
+    }
+
+    /// Shown as it is.
+    pub fn metadata(&self) -> Option<&Object> {
+        self.inner.metadata.as_ref()
+    }
+}

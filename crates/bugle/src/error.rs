@@ -1,0 +1,91 @@
+//! What can go wrong before a run has started. What goes wrong later is a chunk.
+
+use crate::{
+    chunk::ErrorInfo,
+    id::{MessageId, RunId, ThreadKey},
+    signal::InvalidSignal,
+    storage::StorageError,
+};
+
+/// Why a call was refused. Nothing was accepted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The program is put together wrongly.
+    #[error("{0}")]
+    Configuration(String),
+    /// No agent has this id or key.
+    #[error("Agent with id {0} not found")]
+    UnknownAgent(String),
+    /// The signal breaks a rule of SIG §2.
+    #[error(transparent)]
+    InvalidSignal(#[from] InvalidSignal),
+    /// A field of the call is wrong.
+    #[error("{message}")]
+    Invalid {
+        /// Which field, dotted.
+        field: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// SIG-060.
+    #[error("No active agent run found for signal target")]
+    NoActiveRun,
+    /// SIG-061.
+    #[error("run {run_id} is not on thread {thread}")]
+    RunNotOnThread {
+        /// The run.
+        run_id: RunId,
+        /// The thread.
+        thread: String,
+    },
+    /// The agent has no memory, so it has no threads.
+    #[error("agent {0} has no memory; give it memory to use threads")]
+    NoMemory(String),
+    /// SIG-509.
+    #[error("thread input limit reached: {0} holds as much input as it may; send again when some has been answered")]
+    InputLimit(ThreadKey),
+    /// The input has been taken already (ruling 23).
+    #[error("input {id} has been taken by run {run_id}")]
+    AlreadyTaken {
+        /// The input.
+        id: MessageId,
+        /// Who took it.
+        run_id: RunId,
+    },
+    /// No such input waits.
+    #[error("no input {0} waits on this thread")]
+    UnknownInput(MessageId),
+    /// The process is stopping and takes nothing new (CLI-072).
+    #[error("the server is draining; send again in a moment")]
+    Draining,
+    /// Another living process owns the thread and cannot be reached.
+    #[error("thread {thread} is owned by another process, {owner}")]
+    OwnedElsewhere {
+        /// The thread.
+        thread: ThreadKey,
+        /// Who owns it.
+        owner: String,
+    },
+    /// The store refused or failed.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// The run failed: what `generate` gives instead of an answer (LOOP-003).
+    #[error("{}", .0.message)]
+    Run(ErrorInfo),
+    /// A broken invariant.
+    #[error("internal error: {0}; please report it")]
+    Internal(&'static str),
+}
+
+impl Error {
+    /// A configuration error.
+    pub fn configuration(message: impl Into<String>) -> Self {
+        Self::Configuration(message.into())
+    }
+
+    /// An error in one field of a call.
+    pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Invalid { field: field.into(), message: message.into() }
+    }
+}

@@ -1,0 +1,38 @@
+//! A runtime for AI agents whose conversations are live mailboxes.
+//!
+//! A *thread* is one conversation. People and systems subscribe to it, [send](AgentHandle::send_message) a message (it
+//! steers the running loop, or wakes an idle agent), [queue](AgentHandle::queue_message) one for the next turn,
+//! [signal](AgentHandle::send_signal) it with context, cancel, and abort. What is accepted is durable before it is
+//! acknowledged, and answered exactly once.
+//!
+//! The rooms, from the ground up: [`id`], [`time`], [`error`] → [`message`], [`signal`], [`chunk`] → [`model`], [`tool`],
+//! [`storage`], [`pubsub`] → [`run`] → [`thread`] → [`memory`], [`processor`], [`scorer`], [`notification`] → [`agent`] →
+//! [`runtime`]. What stands later may use what stands before.
+
+pub mod agent;
+pub mod chunk;
+pub mod error;
+pub mod id;
+pub mod json;
+pub mod memory;
+pub mod message;
+pub mod model;
+pub mod notification;
+pub mod processor;
+pub mod pubsub;
+pub mod run;
+pub mod runtime;
+pub mod scorer;
+pub mod signal;
+pub mod storage;
+pub mod thread;
+pub mod time;
+pub mod tool;
+
+pub use agent::{Agent, RequestContext};
+pub use error::Error;
+pub use id::{MessageId, RunId, ThreadKey};
+pub use run::{RunOptions, RunOutput};
+pub use runtime::{AgentHandle, Bugle};
+pub use signal::{Signal, SignalInput};
+pub use tool::Tool;

@@ -1,0 +1,1 @@
+//! Notifications: outside events with a record, delivered as signals by policy (NOTIF).

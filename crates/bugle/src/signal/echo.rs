@@ -1,0 +1,1 @@
+//! The chunk that shows an accepted signal to subscribers (SIG §5).

@@ -1,0 +1,1 @@
+//! What the model sees of a signal (SIG §3).

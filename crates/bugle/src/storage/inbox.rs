@@ -1,0 +1,213 @@
+//! The durable inbox, commits and run records.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    id::{MessageId, RunId, ThreadKey},
+    message::StoredMessage,
+    signal::Signal,
+    storage::NewThread,
+    time::Timestamp,
+};
+
+/// How an input enters the thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum InputMode {
+    /// Joins the running loop, or wakes an idle agent.
+    Steer,
+    /// Waits for a run of its own.
+    Queue,
+    /// Is stored and seen by later runs only (ruling 32).
+    Persist,
+}
+
+/// One accepted input that is still to be placed (SIG-500).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct InboxEntry {
+    /// The signal; its id names the entry.
+    pub signal: Signal,
+    /// The thread.
+    pub thread: ThreadKey,
+    /// The agent that will answer.
+    pub agent_id: String,
+    /// How it enters.
+    pub mode: InputMode,
+    /// The run reserved for it, for `Queue`; else the run it is expected to join.
+    pub run_id: RunId,
+    /// Options of the run it starts: the serialisable form of `run::RunOptions`.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub options: Value,
+    /// Groups queued entries (SIG-259).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_owner_id: Option<String>,
+    /// How often its run failed to start (SIG-255).
+    #[serde(default)]
+    pub attempts: u32,
+    /// Orders the thread's entries; set by the store on append, changed to move an entry. Smaller is earlier.
+    #[serde(default)]
+    pub position: i64,
+}
+
+/// Input to accept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Accept {
+    /// The input, in order; all of one thread.
+    pub entries: Vec<InboxEntry>,
+    /// The thread.
+    pub thread: ThreadKey,
+    /// Takes or renews the lease in the same transaction.
+    pub claim: Option<LeaseClaim>,
+    /// Only check who owns the thread; used for input that is not journaled.
+    pub check_only: bool,
+}
+
+/// A wish to own a thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseClaim {
+    /// Who wants it: opaque, unique per process.
+    pub owner: String,
+    /// How long it holds without renewal, by the store's clock.
+    pub ttl: Duration,
+}
+
+/// Who owns a thread.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lease {
+    /// The claimant, from now on or still.
+    Held {
+        /// Grows with every change of owner.
+        epoch: u64,
+    },
+    /// Somebody else who is alive.
+    HeldBy {
+        /// Who.
+        owner: String,
+    },
+}
+
+/// What became of input to accept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Accepted {
+    /// One for each entry, in order.
+    pub entries: Vec<EntryOutcome>,
+    /// The lease, if it was claimed.
+    pub lease: Option<Lease>,
+}
+
+/// What became of one entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EntryOutcome {
+    /// It is in the journal.
+    Appended {
+        /// Its place.
+        position: i64,
+    },
+    /// The same id with the same content was accepted before and still waits; nothing was appended (SIG-503).
+    Waiting {
+        /// The run named for it then.
+        run_id: RunId,
+    },
+    /// The same id with the same content was placed before.
+    Placed {
+        /// The run that took it, where known.
+        run_id: Option<RunId>,
+    },
+}
+
+/// Why an entry leaves the journal without being placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InboxEnd {
+    /// Withdrawn by a caller.
+    Cancelled,
+    /// Cleared by an abort.
+    Cleared,
+    /// Handed to nobody: dropped by policy, or transient and seen.
+    Dropped,
+}
+
+/// All that a step changes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Commit {
+    /// The thread.
+    pub thread: ThreadKey,
+    /// The writer's ownership; a store with a newer one refuses.
+    pub epoch: u64,
+    /// Creates the thread if it is missing, before anything else.
+    pub create_thread: Option<NewThread>,
+    /// Entries that this commit places; they leave the journal. An entry that is no longer there is not an error: the
+    /// message is upserted by id.
+    pub consumed: Vec<MessageId>,
+    /// Messages to upsert by id, `created_at` kept on conflict.
+    pub messages: Vec<StoredMessage>,
+    /// Messages to delete (rollback, ruling 33).
+    pub removed: Vec<MessageId>,
+    /// Entries to put back into the journal, in order, in front of what waits (rollback, ruling 33).
+    pub returned: Vec<InboxEntry>,
+    /// The run's record.
+    pub run: RunChange,
+}
+
+impl Commit {
+    /// A commit that changes nothing yet.
+    pub fn new(thread: ThreadKey, epoch: u64) -> Self {
+        Self {
+            thread,
+            epoch,
+            create_thread: None,
+            consumed: Vec::new(),
+            messages: Vec::new(),
+            removed: Vec::new(),
+            returned: Vec::new(),
+            run: RunChange::Keep,
+        }
+    }
+}
+
+/// What a commit does to the run's record.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RunChange {
+    /// Nothing.
+    Keep,
+    /// Writes it.
+    Save(RunRecord),
+    /// The run has ended; remembers its last event id on the thread (HTTP-243).
+    End {
+        /// The run.
+        run_id: RunId,
+        /// The number of the thread's last chunk in this epoch.
+        last_event: u64,
+    },
+}
+
+/// A run that has not ended: what recovery and resumption start from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunRecord {
+    /// The run.
+    pub run_id: RunId,
+    /// Its thread.
+    pub thread: ThreadKey,
+    /// Its agent.
+    pub agent_id: String,
+    /// Whether it works or waits for a person.
+    pub status: RunStatus,
+    /// The serialised `run::RunSnapshot`.
+    pub snapshot: Value,
+    /// When it was last written.
+    pub updated_at: Timestamp,
+}
+
+/// Whether a run works or waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RunStatus {
+    /// At work; its process may have died since.
+    Running,
+    /// Parked, waiting for an approval or resume data.
+    Suspended,
+}

@@ -1,0 +1,262 @@
+//! The seam to storage: conversations, the durable inbox, parked and running runs, leases, notifications.
+//!
+//! One store serves all of them, since one [`Commit`] writes across them (STO-003, ruling 39). Every operation is one
+//! transaction; what has been acknowledged is durable against the death of the process (design, "Durability").
+//! A dropped future may or may not have taken effect.
+
+#[cfg(any(test, feature = "contract-tests"))]
+pub mod contract;
+mod inbox;
+mod memory;
+mod query;
+
+pub use inbox::*;
+pub use memory::MemoryStorage;
+pub use query::*;
+
+use std::{fmt, sync::Arc};
+
+use async_trait::async_trait;
+
+use crate::{
+    id::{MessageId, RunId, ThreadKey},
+    message::{Resource, StoredMessage, Thread},
+};
+
+/// A store.
+#[async_trait]
+pub trait Storage: fmt::Debug + Send + Sync {
+    /// What it is, for people: `file:bugle.db`, `memory:`. Holds no secret.
+    fn describe(&self) -> String;
+
+    /// Whether what it holds survives the process.
+    fn is_durable(&self) -> bool;
+
+    // Threads (MEM §3).
+
+    /// The thread, whoever owns it.
+    async fn get_thread(&self, id: &str) -> Result<Option<Thread>, StorageError>;
+
+    /// Creates the thread, or updates title and metadata where given (MEM-014). `created_at` of an existing thread stays.
+    ///
+    /// # Errors
+    /// [`StorageError::ThreadOwnership`] if it belongs to another resource.
+    async fn create_thread(&self, thread: NewThread) -> Result<Thread, StorageError>;
+
+    /// Changes a thread in one transaction (MEM-015). Metadata key `mastra` of a caller is ignored (MEM-023).
+    ///
+    /// # Errors
+    /// [`StorageError::NotFound`] if there is none.
+    async fn update_thread(&self, update: ThreadUpdate) -> Result<Thread, StorageError>;
+
+    /// A page of threads (MEM-016, MEM-017).
+    async fn list_threads(&self, query: ThreadQuery) -> Result<Page<Thread>, StorageError>;
+
+    /// Deletes the thread and all that belongs to it (MEM-019). `false` if there was none.
+    async fn delete_thread(&self, id: &str) -> Result<bool, StorageError>;
+
+    /// Copies a thread (MEM-020).
+    ///
+    /// # Errors
+    /// [`StorageError::NotFound`] without a source, [`StorageError::Exists`] if the new id is taken.
+    async fn clone_thread(&self, clone: CloneThread) -> Result<ClonedThread, StorageError>;
+
+    /// Gives a thread and its messages to another resource (MEM-022).
+    ///
+    /// # Errors
+    /// [`StorageError::NotFound`] if there is none.
+    async fn transfer_thread(&self, id: &str, resource_id: &str) -> Result<Thread, StorageError>;
+
+    // Messages (MEM §4, §6).
+
+    /// A page of messages (MEM-066 … MEM-069).
+    async fn list_messages(&self, query: MessageQuery) -> Result<Page<StoredMessage>, StorageError>;
+
+    /// The newest `limit` messages of a thread, oldest first: what a prompt is made of (MEM-080). With a resource in
+    /// the key, only that resource's. `u32::MAX` means all.
+    async fn recent_messages(&self, thread: &ThreadKey, limit: u32) -> Result<Vec<StoredMessage>, StorageError>;
+
+    /// The messages with these ids, in no order; unknown ids are left out.
+    async fn get_messages(&self, ids: &[MessageId]) -> Result<Vec<StoredMessage>, StorageError>;
+
+    /// Saves messages in one transaction: upsert by id, `created_at` kept (MEM-043, MEM-018).
+    ///
+    /// # Errors
+    /// [`StorageError::NotFound`] if a thread is missing (MEM-045), [`StorageError::MessageOwnership`] if an id belongs
+    /// to another thread or resource (MEM-044).
+    async fn save_messages(&self, messages: Vec<StoredMessage>) -> Result<(), StorageError>;
+
+    /// Deletes messages; unknown ids are ignored (MEM-048). Returns how many there were.
+    async fn delete_messages(&self, ids: &[MessageId]) -> Result<usize, StorageError>;
+
+    // Resources (MEM §8).
+
+    /// What is remembered about a resource.
+    async fn get_resource(&self, id: &str) -> Result<Option<Resource>, StorageError>;
+
+    /// Reads, changes and writes a resource in one transaction, made if missing (MEM-104). Returns it as written.
+    async fn update_resource(&self, id: &str, change: ResourceChange) -> Result<Resource, StorageError>;
+
+    // The durable inbox and runs (SIG §22.1; decisions 3 to 5 of the design).
+
+    /// Appends accepted input to its thread's journal, after checking who owns the thread, and takes the thread's lease
+    /// in the same transaction if asked to (ruling 25).
+    ///
+    /// Entries of one call are appended in order; calls that overlap are appended in the order they were made.
+    async fn accept(&self, accept: Accept) -> Result<Accepted, StorageError>;
+
+    /// The entries of a thread that are still to be placed, in order of acceptance.
+    async fn inbox(&self, thread: &ThreadKey) -> Result<Vec<InboxEntry>, StorageError>;
+
+    /// Takes accepted entries out of the journal because they were cancelled, cleared or given up. Returns those that
+    /// were still there (SIG-290).
+    async fn remove_inbox(
+        &self,
+        thread: &ThreadKey,
+        ids: &[MessageId],
+        why: InboxEnd,
+    ) -> Result<Vec<MessageId>, StorageError>;
+
+    /// Rewrites an entry that still waits: its signal, mode, place, attempts (ruling 23). `false` if it is gone.
+    async fn update_inbox(&self, entry: InboxEntry) -> Result<bool, StorageError>;
+
+    /// Writes all that a step changes, in one transaction (design, decision 4).
+    ///
+    /// # Errors
+    /// [`StorageError::StaleEpoch`] if another owner has written since, [`StorageError::ThreadOwnership`].
+    async fn commit(&self, commit: Commit) -> Result<(), StorageError>;
+
+    /// The record of a run that has not ended.
+    async fn get_run(&self, run_id: &RunId) -> Result<Option<RunRecord>, StorageError>;
+
+    /// Threads with input or runs that no living process works on, for recovery (SIG-502, ruling 26), at most `limit`.
+    async fn unfinished(&self, owner: &str, limit: u32) -> Result<Vec<ThreadKey>, StorageError>;
+
+    /// The records of a thread's runs that have not ended.
+    async fn runs(&self, thread: &ThreadKey) -> Result<Vec<RunRecord>, StorageError>;
+
+    // Leases (ruling 25). Owners are opaque; epochs grow with every change of owner.
+
+    /// Takes or renews a thread's lease for `claim.owner`.
+    async fn acquire_lease(&self, thread: &ThreadKey, claim: &LeaseClaim) -> Result<Lease, StorageError>;
+
+    /// Gives the lease up, if `owner` holds it. The epoch stays in mind.
+    async fn release_lease(&self, thread: &ThreadKey, owner: &str) -> Result<(), StorageError>;
+
+    // Notifications (NOTIF §2). Stores without the domain say so.
+
+    /// Stores a new notification record.
+    async fn create_notification(&self, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
+        let _ = record;
+        Err(StorageError::Unsupported { domain: "notifications", store: self.describe() })
+    }
+
+    /// The notification records of a thread, newest first.
+    async fn list_notifications(&self, query: NotificationQuery) -> Result<Vec<NotificationRecord>, StorageError> {
+        let _ = query;
+        Err(StorageError::Unsupported { domain: "notifications", store: self.describe() })
+    }
+
+    /// Rewrites a notification record, found by thread and id. `false` if it is gone.
+    async fn update_notification(&self, record: NotificationRecord) -> Result<bool, StorageError> {
+        let _ = record;
+        Err(StorageError::Unsupported { domain: "notifications", store: self.describe() })
+    }
+}
+
+/// A shared store.
+pub type SharedStorage = Arc<dyn Storage>;
+
+/// Why an operation did not take effect.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StorageError {
+    /// MEM-013, SIG-363.
+    #[error(
+        "Thread \"{thread}\" belongs to resource \"{owner}\" but resource \"{given}\" was provided. \
+         A thread can only be used by the resource that owns it."
+    )]
+    ThreadOwnership {
+        /// The thread.
+        thread: String,
+        /// Who owns it.
+        owner: String,
+        /// Who asked.
+        given: String,
+    },
+    /// MEM-044.
+    #[error("message {id} belongs to another thread or resource; save it under an id of its own")]
+    MessageOwnership {
+        /// The message.
+        id: MessageId,
+    },
+    /// Nothing has this id.
+    #[error("{what} {id} not found")]
+    NotFound {
+        /// `thread`, `message`, …
+        what: &'static str,
+        /// The id.
+        id: String,
+    },
+    /// The id is taken.
+    #[error("{what} {id} already exists")]
+    Exists {
+        /// `thread`, …
+        what: &'static str,
+        /// The id.
+        id: String,
+    },
+    /// The thread has another owner by now; what this one writes is refused (ruling 4).
+    #[error("the lease of thread {thread} was lost: epoch {given} is older than {current}")]
+    StaleEpoch {
+        /// The thread.
+        thread: String,
+        /// The writer's epoch.
+        given: u64,
+        /// The store's.
+        current: u64,
+    },
+    /// SIG-503.
+    #[error("signal {id} was already accepted with different content")]
+    DifferentContent {
+        /// The signal.
+        id: MessageId,
+    },
+    /// A bad argument.
+    #[error("{0}")]
+    Invalid(String),
+    /// The store has no such domain.
+    #[error("{store} does not store {domain}; configure a store that does")]
+    Unsupported {
+        /// The domain.
+        domain: &'static str,
+        /// The store.
+        store: String,
+    },
+    /// The store cannot be written or read: disk full, read-only, corrupt, gone. Says what to do.
+    #[error("{message}")]
+    Unavailable {
+        /// What happened and what to do.
+        message: String,
+        /// The cause.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+}
+
+impl StorageError {
+    /// Whether the same operation may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Unavailable { .. } => true,
+            Self::ThreadOwnership { .. }
+            | Self::MessageOwnership { .. }
+            | Self::NotFound { .. }
+            | Self::Exists { .. }
+            | Self::StaleEpoch { .. }
+            | Self::DifferentContent { .. }
+            | Self::Invalid(_)
+            | Self::Unsupported { .. } => false,
+        }
+    }
+}

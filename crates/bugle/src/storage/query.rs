@@ -1,0 +1,325 @@
+//! What is asked of a store, and its answers.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    id::{MessageId, ThreadKey},
+    json::Object,
+    message::{Role, StoredMessage, Thread},
+    time::Timestamp,
+};
+
+/// A thread to create (MEM-014). Without an id one is made.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct NewThread {
+    /// The id.
+    pub id: Option<String>,
+    /// Who it belongs to.
+    pub resource_id: String,
+    /// Kept as it is when absent and the thread exists.
+    pub title: Option<String>,
+    /// Merged by key when the thread exists.
+    pub metadata: Option<Object>,
+}
+
+/// A change of a thread.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct ThreadUpdate {
+    /// The thread.
+    pub id: String,
+    /// The new title.
+    pub title: Option<String>,
+    /// Write the title only if there is none yet (MEM-031).
+    pub title_if_empty: bool,
+    /// The metadata's change.
+    pub metadata: MetadataChange,
+}
+
+/// How a thread's metadata changes. The keys that the runtime owns stay whatever a caller says.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub enum MetadataChange {
+    /// As it is.
+    #[default]
+    Keep,
+    /// Top-level keys are merged (MEM-015).
+    Merge(Object),
+    /// Replaced, but for `mastra` and `workingMemory` (HTTP-153).
+    Replace(Object),
+    /// The runtime's own write: merged with nothing held back; a null removes its key.
+    Own(Object),
+}
+
+/// Order of a listing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Direction {
+    /// Oldest first.
+    Asc,
+    /// Newest first.
+    #[default]
+    Desc,
+}
+
+/// What threads are ordered by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ThreadOrder {
+    /// When they were made.
+    #[default]
+    CreatedAt,
+    /// When they were last written.
+    UpdatedAt,
+}
+
+/// Which threads (MEM-016).
+#[derive(Debug, Clone, PartialEq)]
+pub struct ThreadQuery {
+    /// Of this resource.
+    pub resource_id: Option<String>,
+    /// With these metadata values: AND of equalities; keys checked by MEM-017.
+    pub metadata: Object,
+    /// From 0.
+    pub page: u32,
+    /// `None` = all.
+    pub per_page: Option<u32>,
+    /// By what.
+    pub order: ThreadOrder,
+    /// In which direction.
+    pub direction: Direction,
+}
+
+impl Default for ThreadQuery {
+    fn default() -> Self {
+        Self {
+            resource_id: None,
+            metadata: Object::new(),
+            page: 0,
+            per_page: Some(100),
+            order: ThreadOrder::default(),
+            direction: Direction::default(),
+        }
+    }
+}
+
+/// A page of a listing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Page<T> {
+    /// The page's items.
+    pub items: Vec<T>,
+    /// How many there are on all pages.
+    pub total: usize,
+    /// Which page this is.
+    pub page: u32,
+    /// Its size; `None` = all.
+    pub per_page: Option<u32>,
+    /// There is a page after it.
+    pub has_more: bool,
+}
+
+/// Which messages (MEM-065 … MEM-072).
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct MessageQuery {
+    /// Of these threads; at least one, none blank.
+    pub thread_ids: Vec<String>,
+    /// Of this resource.
+    pub resource_id: Option<String>,
+    /// From 0.
+    pub page: u32,
+    /// `None` = all; 0 = only what `include` names.
+    pub per_page: Option<u32>,
+    /// Which end is page 0. Items of a page are oldest first whatever this says when [`Self::newest_page_first`].
+    pub direction: Direction,
+    /// Page 0 is the newest page, its items oldest first (MEM-066, HTTP-154). `direction` is ignored then.
+    pub newest_page_first: bool,
+    /// Not older than this.
+    pub start: Option<(Timestamp, Exclusive)>,
+    /// Not newer than this.
+    pub end: Option<(Timestamp, Exclusive)>,
+    /// Of these roles; empty = all.
+    pub roles: Vec<Role>,
+    /// `content.metadata` has these values.
+    pub metadata: Object,
+    /// Messages around others, added to the page and not counted.
+    pub include: Vec<IncludeMessage>,
+    /// Stored signal types that are left out, before paging (MEM-072): `user`, `reactive`, …
+    pub hide_signal_types: Vec<String>,
+    /// Tags of signal rows that are left out, before paging (HTTP-163).
+    pub hide_signal_tags: Vec<String>,
+    /// Only messages before this one in the thread's order (MEM-070).
+    pub before: Option<MessageId>,
+    /// Only messages after this one.
+    pub after: Option<MessageId>,
+}
+
+/// Whether a bound excludes its own value.
+pub type Exclusive = bool;
+
+/// A message to include with its neighbours (MEM-068).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IncludeMessage {
+    /// The message.
+    pub id: MessageId,
+    /// Its thread, if not one of the query's.
+    #[serde(default)]
+    pub thread_id: Option<String>,
+    /// How many before it.
+    #[serde(default)]
+    pub with_previous_messages: u32,
+    /// How many after it.
+    #[serde(default)]
+    pub with_next_messages: u32,
+}
+
+/// A thread to copy (MEM-020).
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct CloneThread {
+    /// The source.
+    pub source_thread_id: String,
+    /// The copy's id; made if absent.
+    pub new_thread_id: Option<String>,
+    /// The copy's resource; the source's if absent.
+    pub resource_id: Option<String>,
+    /// The copy's title; `Clone of <title>` if absent.
+    pub title: Option<String>,
+    /// The copy's own metadata.
+    pub metadata: Option<Object>,
+    /// Only the newest so many messages.
+    pub message_limit: Option<u32>,
+    /// Not older than this.
+    pub start: Option<Timestamp>,
+    /// Not newer than this.
+    pub end: Option<Timestamp>,
+    /// Only these messages.
+    pub message_ids: Option<Vec<MessageId>>,
+}
+
+/// A copied thread.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClonedThread {
+    /// The copy.
+    pub thread: Thread,
+    /// Its messages, oldest first.
+    pub cloned_messages: Vec<StoredMessage>,
+    /// Source id to copy's id.
+    pub message_id_map: HashMap<MessageId, MessageId>,
+}
+
+/// A change of a resource.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ResourceChange {
+    /// Replaces the working memory; with a hash, only if the present text has it (MEM-105).
+    WorkingMemory(Option<String>),
+    /// Deep-merges into working memory that holds JSON: null deletes a key, arrays replace (MEM-101).
+    MergeWorkingMemory(Object),
+    /// Merges metadata by top-level key.
+    Metadata(Object),
+}
+
+/// A notification record, in the reference's fields (STO §2.2).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NotificationRecord {
+    /// Unique on its thread.
+    pub id: String,
+    /// The thread it is for.
+    pub thread_id: String,
+    /// The resource it is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource_id: Option<String>,
+    /// The agent it is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_id: Option<String>,
+    /// Where it came from.
+    pub source: String,
+    /// What kind of event.
+    pub kind: String,
+    /// `low`, `medium`, `high`, `urgent`.
+    pub priority: String,
+    /// `pending`, `delivered`, `seen`, `dismissed`, `archived`, `discarded`.
+    pub status: String,
+    /// One line for the model.
+    pub summary: String,
+    /// The event itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub payload: Option<Value>,
+    /// The source's own id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_id: Option<String>,
+    /// Records with this key are one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dedupe_key: Option<String>,
+    /// Records with this key are counted together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coalesce_key: Option<String>,
+    /// How many events it stands for, from 1.
+    pub coalesced_count: u32,
+    /// Shown to the model as XML attributes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<Object>,
+    /// Keys of the sender.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Object>,
+    /// When it came in.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+    /// When the model got it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivered_at: Option<Timestamp>,
+    /// When it was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen_at: Option<Timestamp>,
+    /// When it was dismissed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dismissed_at: Option<Timestamp>,
+    /// When it was archived.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub archived_at: Option<Timestamp>,
+    /// When it was discarded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub discarded_at: Option<Timestamp>,
+    /// Not to be delivered before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deliver_at: Option<Timestamp>,
+    /// Not to be summarised before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary_at: Option<Timestamp>,
+    /// Why it was delivered when it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivery_reason: Option<String>,
+    /// How often delivery was tried.
+    pub delivery_attempts: u32,
+    /// When it was last tried.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_delivery_attempt_at: Option<Timestamp>,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_delivery_error: Option<String>,
+    /// The signal that delivered it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivered_signal_id: Option<MessageId>,
+    /// The summary that named it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary_signal_id: Option<MessageId>,
+}
+
+/// Which notification records.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NotificationQuery {
+    /// Of this thread.
+    pub thread: ThreadKey,
+    /// With these statuses; empty = all.
+    pub statuses: Vec<String>,
+    /// Of this priority.
+    pub priority: Option<String>,
+    /// From this source.
+    pub source: Option<String>,
+    /// At most so many.
+    pub limit: u32,
+}
