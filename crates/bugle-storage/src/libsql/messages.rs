@@ -297,3 +297,22 @@ pub(super) fn remove(connection: &Connection, thread: &str, ids: &[MessageId]) -
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mem_080_recent_messages_are_found_by_an_index() {
+        let connection = Connection::open_in_memory().unwrap();
+        crate::libsql::schema::complete(&connection).unwrap();
+        for (tail, params) in [(RECENT, &["t", "10"][..]), (RECENT_OF_RESOURCE, &["t", "10", "r"][..])] {
+            let sql = format!("EXPLAIN QUERY PLAN SELECT {MESSAGE_COLUMNS} FROM mastra_messages {tail}");
+            let mut statement = connection.prepare(&sql).unwrap();
+            let rows = statement.query_map(params_from_iter(params), |row| row.get::<_, String>(3)).unwrap();
+            let plan: Vec<String> = rows.collect::<Result<_, _>>().unwrap();
+            assert!(plan[0].starts_with("SEARCH mastra_messages USING INDEX"), "{plan:?}");
+            assert!(!plan.iter().any(|line| line.contains("TEMP B-TREE FOR ORDER BY")), "{plan:?}");
+        }
+    }
+}

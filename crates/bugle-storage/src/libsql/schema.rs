@@ -76,6 +76,17 @@ impl Missing {
     pub(super) fn is_empty(&self) -> bool {
         self.statements.is_empty()
     }
+
+    /// A table lacks columns.
+    pub(super) fn needs_columns(&self) -> bool {
+        self.statements.iter().any(|statement| statement.starts_with("ALTER"))
+    }
+
+    /// Makes missing tables as empty temporary ones of this connection.
+    pub(super) fn stand_in(&self, connection: &Connection) -> rusqlite::Result<()> {
+        let tables = self.statements.iter().filter_map(|statement| statement.strip_prefix("CREATE TABLE"));
+        tables.into_iter().try_for_each(|rest| connection.execute_batch(&format!("CREATE TEMP TABLE{rest}")))
+    }
 }
 
 /// Reads the catalog and tells what is missing.

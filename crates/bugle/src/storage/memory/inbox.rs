@@ -170,13 +170,11 @@ impl State {
         }
         let first = self.waiting.get(thread).and_then(|waiting| waiting.keys().next()).copied();
         let first = first.unwrap_or_else(|| now.as_millis().saturating_mul(1000));
-        let mut position = first.saturating_sub(returned.len() as i64);
-        for mut entry in returned {
+        for (position, mut entry) in (first.saturating_sub(returned.len() as i64)..).zip(returned) {
             entry.position = position;
             entry.thread = thread.clone();
             let fingerprint = rules::signal_fingerprint(&entry.signal);
             self.put_waiting(entry, fingerprint);
-            position += 1;
         }
     }
 
