@@ -64,13 +64,22 @@ pub(super) fn put(connection: &Connection, row: &Row) -> Answer<()> {
 pub(super) fn save(connection: &Connection, messages: &[(StoredMessage, Row)]) -> Answer<()> {
     let now = Timestamp::now();
     let mut owners: HashMap<&str, Option<String>> = HashMap::new();
-    for (message, row) in messages {
-        if let Some(thread) = message.thread_id.as_deref()
-            && !owners.contains_key(thread)
-        {
+    for thread in messages.iter().filter_map(|(message, _)| message.thread_id.as_deref()) {
+        if !owners.contains_key(thread) {
             owners.insert(thread, threads::touch(connection, thread, now)?);
         }
-        rules::check_message_home(message, |thread| Ok(owners.get(thread).cloned().flatten()))?;
+    }
+    put_all(connection, messages, |thread| Ok(owners.get(thread).cloned().flatten()))
+}
+
+/// Writes messages whose threads' owners are known.
+pub(super) fn put_all(
+    connection: &Connection,
+    messages: &[(StoredMessage, Row)],
+    owner: impl Fn(&str) -> Result<Option<String>, StorageError>,
+) -> Answer<()> {
+    for (message, row) in messages {
+        rules::check_message_home(message, &owner)?;
         put(connection, row)?;
     }
     Ok(())

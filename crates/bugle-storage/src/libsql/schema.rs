@@ -30,7 +30,6 @@ const INDEXES: &[(&str, &str)] = &[
     ),
     ("idx_bugle_threads_resource", "ON mastra_threads (\"resourceId\", \"createdAt\", id)"),
     ("idx_bugle_inbox_waiting", "ON bugle_inbox (resource, thread, position) WHERE state = 0"),
-    ("idx_bugle_inbox_thread", "ON bugle_inbox (thread)"),
     ("idx_bugle_runs_thread", "ON bugle_runs (thread, resource)"),
 ];
 

@@ -131,7 +131,10 @@ impl State {
             self.threads.insert(created.id.clone(), created);
         }
         for consumed in &consumed {
-            if let Some((entry, fingerprint)) = self.take_waiting(&thread, consumed) {
+            let taken = self.take_waiting(&thread, consumed);
+            // What left no message, such as a transient signal, is not kept in mind.
+            if let Some((entry, fingerprint)) = taken.filter(|_| messages.iter().any(|message| message.id == *consumed))
+            {
                 let placed = Placed { thread: thread.clone(), fingerprint, run_id: entry.run_id };
                 self.placed.insert(consumed.clone(), placed);
             }
