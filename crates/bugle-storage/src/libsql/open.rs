@@ -90,15 +90,21 @@ impl LibSqlOptions {
         let thread_failed =
             |error| unavailable(format!("{name}: a thread for the database cannot be started: {error}"));
         let mut readers = Vec::with_capacity(self.readers);
+        let (reading, read) = std::sync::mpsc::channel();
         for _ in 0..self.readers.max(1) {
             let reader = self.connect(&target.uri).map_err(explain)?;
             if is_read_only {
                 stand_in(&reader, &name)?;
             }
             reader.pragma_update(None, "query_only", true).map_err(explain)?;
-            readers.push(Worker::reader(reader, Arc::clone(&name), self.queue_len_max).map_err(thread_failed)?);
+            readers.push(
+                Worker::reader(reader, Arc::clone(&name), self.queue_len_max, reading.clone())
+                    .map_err(thread_failed)?,
+            );
         }
-        let writer = Worker::writer(connection, Arc::clone(&name), self.queue_len_max, life).map_err(thread_failed)?;
+        drop(reading);
+        let writer =
+            Worker::writer(connection, Arc::clone(&name), self.queue_len_max, read, life).map_err(thread_failed)?;
         let inner = Inner { name, is_durable: true, owner, watch, writer, readers, next_reader: 0.into() };
         Ok(LibSql { inner: Arc::new(inner) })
     }
@@ -111,8 +117,11 @@ impl LibSqlOptions {
             Ok(connection)
         };
         let connection = open().map_err(|error| explain(&name, error))?;
-        let writer = Worker::writer(connection, Arc::clone(&name), self.queue_len_max, ())
-            .map_err(|error| unavailable(format!("{name}: a thread for the database cannot be started: {error}")))?;
+        let writer =
+            Worker::writer(connection, Arc::clone(&name), self.queue_len_max, std::sync::mpsc::channel().1, ())
+                .map_err(|error| {
+                    unavailable(format!("{name}: a thread for the database cannot be started: {error}"))
+                })?;
         let (owner, watch) = anonymous("memory");
         let inner = Inner { name, is_durable: false, owner, watch, writer, readers: Vec::new(), next_reader: 0.into() };
         Ok(LibSql { inner: Arc::new(inner) })

@@ -25,6 +25,9 @@ trait Job: Send {
     fn is_abandoned(&self) -> bool;
 }
 
+/// What is never sent.
+pub(super) enum Never {}
+
 struct Task<T, F> {
     work: F,
     result: Option<Result<T, StorageError>>,
@@ -75,11 +78,13 @@ impl std::fmt::Debug for dyn Job {
 }
 
 impl Worker {
-    /// A thread whose jobs run in write transactions. `keep` lives until its last job is done.
+    /// A thread whose jobs run in write transactions. After its last job it waits until `readers` are gone, so that it
+    /// closes the file last and leaves no log file behind; then it lets go of `keep`.
     pub(super) fn writer(
         connection: Connection,
         name: Arc<str>,
         queue_len_max: usize,
+        readers: std::sync::mpsc::Receiver<Never>,
         keep: impl Send + 'static,
     ) -> std::io::Result<Self> {
         Self::spawn("bugle-db-write", name, queue_len_max, move |mut queue, name| {
@@ -87,13 +92,20 @@ impl Worker {
             while queue.blocking_recv_many(&mut group, GROUP_MAX) > 0 {
                 commit_group(&connection, &name, &mut group);
             }
+            // Nothing is ever sent: this returns when every reader has dropped its end.
+            let _ = readers.recv();
             drop(connection);
             drop(keep);
         })
     }
 
-    /// A thread whose jobs each see one snapshot.
-    pub(super) fn reader(connection: Connection, name: Arc<str>, queue_len_max: usize) -> std::io::Result<Self> {
+    /// A thread whose jobs each see one snapshot. It drops `open` when it has closed its connection.
+    pub(super) fn reader(
+        connection: Connection,
+        name: Arc<str>,
+        queue_len_max: usize,
+        open: std::sync::mpsc::Sender<Never>,
+    ) -> std::io::Result<Self> {
         Self::spawn("bugle-db-read", name, queue_len_max, move |mut queue, name| {
             while let Some(mut job) = queue.blocking_recv() {
                 if job.is_abandoned() {
@@ -108,6 +120,8 @@ impl Worker {
                 };
                 job.answer(failed.map(|error| explain(&name, error)));
             }
+            drop(connection);
+            drop(open);
         })
     }
 
