@@ -71,6 +71,9 @@ pub struct RunOptions {
     /// What becomes of input at the step limit; the agent's if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_step_limit: Option<OnStepLimit>,
+    /// For input that joins a run: whether it may cut a request short (SIG-245).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interrupt: Option<crate::agent::Interrupt>,
     /// Overrides of the agent's memory options for this run (MEM-001).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_options: Option<Value>,
