@@ -8,10 +8,11 @@ use bugle::{
     model::{ModelError, ModelErrorKind, ModelEvent},
     time::Timestamp,
 };
-use serde_json::{Value, json, value::RawValue};
+use serde_json::{Value, json};
 
 use super::{
     calls::Calls,
+    strict::StrictTools,
     wire::{Chunk, Content, Delta, Part},
 };
 use crate::{http, secret::Scrubber};
@@ -44,7 +45,7 @@ struct Block {
 }
 
 impl Answer {
-    pub(super) fn new(provider: String, include_raw: bool, warnings: Vec<Value>) -> Self {
+    pub(super) fn new(provider: String, include_raw: bool, warnings: Vec<Value>, strict: StrictTools) -> Self {
         let mut ready = VecDeque::new();
         if !warnings.is_empty() {
             ready.push_back(ModelEvent::Warnings(warnings));
@@ -56,7 +57,7 @@ impl Answer {
             described: false,
             text: Block::default(),
             reasoning: Block::default(),
-            calls: Calls::default(),
+            calls: Calls::new(strict),
             called: false,
             reason: None,
             usage: Usage::default(),
@@ -93,15 +94,13 @@ impl Answer {
         if self.include_raw {
             self.ready.push_back(ModelEvent::Raw(serde_json::from_str(text).unwrap_or_default()));
         }
-        let null = |raw: &&RawValue| raw.get() == "null";
-        let error = is_error || chunk.error.filter(|raw| !null(raw)).is_some() || chunk.object.0 == "error";
-        if error {
+        if is_error || chunk.error.is_some_and(|raw| raw.get() != "null") || chunk.object.0 == "error" {
             let error = serde_json::from_str(text).unwrap_or_default();
             return Err(http::in_band_error(&error, &self.provider, scrub));
         }
-        let usage = chunk.usage.filter(|raw| !null(raw));
+        let usage = chunk.usage.filter(|raw| raw.get() != "null");
         self.understood |= chunk.choices.is_some() || usage.is_some();
-        if !self.described && !(chunk.id.is_empty() && chunk.model.is_empty()) {
+        if !self.described && (chunk.id.get().is_some() || chunk.model.get().is_some()) {
             self.described = true;
             self.ready.push_back(ModelEvent::Metadata {
                 id: chunk.id.get().map(str::to_owned),

@@ -11,7 +11,7 @@ use bugle::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{ChatModel, MaxTokensField};
+use super::{ChatModel, MaxTokensField, strict::StrictTools};
 
 /// What settings and options may not replace.
 const OWN_FIELDS: [&str; 6] = ["model", "messages", "tools", "tool_choice", "stream", "stream_options"];
@@ -136,11 +136,15 @@ struct Function<'a> {
     strict: Option<bool>,
 }
 
-/// The body of `request`, and what of it the provider does not take.
-pub(super) fn body(model: &ChatModel, request: &ModelRequest) -> Result<(Vec<u8>, Vec<Value>), ModelError> {
-    let mut warnings = Vec::new();
+/// The body of a request, what of it the provider does not take, and its strict tools.
+type Ready = (Vec<u8>, Vec<Value>, StrictTools);
+
+/// Writes the body of `request`.
+pub(super) fn body(model: &ChatModel, request: &ModelRequest) -> Result<Ready, ModelError> {
+    let (mut warnings, mut strict) = (Vec::new(), StrictTools::default());
     let none = request.tool_choice == ToolChoice::None;
-    let tools: Vec<Tool<'_>> = if none { Vec::new() } else { request.tools.iter().map(tool).collect() };
+    let tools: Vec<Tool<'_>> =
+        if none { Vec::new() } else { request.tools.iter().map(|definition| tool(definition, &mut strict)).collect() };
     let body = Body {
         model: &model.model,
         settings: settings(model, request, &mut warnings),
@@ -153,7 +157,7 @@ pub(super) fn body(model: &ChatModel, request: &ModelRequest) -> Result<(Vec<u8>
     let body = serde_json::to_vec(&body).map_err(|error| {
         ModelError::new(ModelErrorKind::Protocol, format!("the request cannot be written as JSON: {error}"))
     })?;
-    Ok((body, warnings))
+    Ok((body, warnings, strict))
 }
 
 fn settings(model: &ChatModel, request: &ModelRequest, warnings: &mut Vec<Value>) -> Object {
@@ -333,15 +337,15 @@ fn join<'a>(whole: &mut Cow<'a, str>, more: &'a str) {
     }
 }
 
-fn tool(definition: &ToolDefinition) -> Tool<'_> {
-    let strict = definition.strict && is_strict(&definition.parameters);
+fn tool<'a>(definition: &'a ToolDefinition, strict: &mut StrictTools) -> Tool<'a> {
+    let schema = strict.schema(definition);
     Tool {
         kind: "function",
         function: Function {
             name: &definition.name,
             description: definition.description.as_deref(),
-            parameters: Cow::Borrowed(&definition.parameters),
-            strict: strict.then_some(true),
+            strict: schema.is_some().then_some(true),
+            parameters: schema.map_or(Cow::Borrowed(&definition.parameters), Cow::Owned),
         },
     }
 }

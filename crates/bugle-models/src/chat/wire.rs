@@ -89,10 +89,6 @@ impl FunctionDelta<'_> {
 pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
 impl Text<'_> {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// The text, if there is any.
     pub(super) fn get(&self) -> Option<&str> {
         (!self.0.is_empty()).then_some(&*self.0)
