@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::{
     calls::Calls,
+    details,
     strict::StrictTools,
     wire::{Chunk, Content, Delta, Part},
 };
@@ -28,6 +29,8 @@ pub(super) struct Answer {
     described: bool,
     text: Block,
     reasoning: Block,
+    /// What must be sent back with the open reasoning.
+    details: Vec<Value>,
     calls: Calls,
     called: bool,
     /// As the provider said it.
@@ -57,6 +60,7 @@ impl Answer {
             described: false,
             text: Block::default(),
             reasoning: Block::default(),
+            details: Vec::new(),
             calls: Calls::new(strict),
             called: false,
             reason: None,
@@ -133,6 +137,10 @@ impl Answer {
         // A server that sends both sends the same twice.
         let reasoning = delta.reasoning_content.get().or(delta.reasoning.get());
         self.reasoning(reasoning.unwrap_or_default());
+        for detail in delta.reasoning_details.iter().flatten() {
+            self.open_reasoning();
+            details::add(&mut self.details, detail);
+        }
         match &delta.content {
             Content::None => {}
             Content::Text(text) => self.text(text),
@@ -170,19 +178,24 @@ impl Answer {
         if text.is_empty() {
             return;
         }
+        self.open_reasoning();
+        self.ready.push_back(ModelEvent::ReasoningDelta { id: self.reasoning.id("reasoning"), text: text.to_owned() });
+    }
+
+    fn open_reasoning(&mut self) {
         if !self.reasoning.open {
             self.close_blocks();
             self.reasoning.open = true;
             let id = self.reasoning.id("reasoning");
             self.ready.push_back(ModelEvent::ReasoningStart { id, provider_metadata: None });
         }
-        self.ready.push_back(ModelEvent::ReasoningDelta { id: self.reasoning.id("reasoning"), text: text.to_owned() });
     }
 
     fn close_blocks(&mut self) {
         if self.reasoning.open {
             let id = self.reasoning.close("reasoning");
-            self.ready.push_back(ModelEvent::ReasoningEnd { id, provider_metadata: None });
+            let provider_metadata = details::metadata(&self.provider, std::mem::take(&mut self.details));
+            self.ready.push_back(ModelEvent::ReasoningEnd { id, provider_metadata });
         }
         if self.text.open {
             let id = self.text.close("txt");

@@ -2,6 +2,7 @@
 
 mod answer;
 mod calls;
+mod details;
 mod request;
 mod stream;
 mod strict;

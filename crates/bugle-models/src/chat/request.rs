@@ -11,7 +11,7 @@ use bugle::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{ChatModel, MaxTokensField, strict::StrictTools};
+use super::{ChatModel, MaxTokensField, details, strict::StrictTools};
 
 /// What settings and options may not replace.
 const OWN_FIELDS: [&str; 6] = ["model", "messages", "tools", "tool_choice", "stream", "stream_options"];
@@ -53,6 +53,8 @@ enum Message<'a> {
         content: Option<Cow<'a, str>>,
         #[serde(skip_serializing_if = "Option::is_none")]
         reasoning_content: Option<Cow<'a, str>>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        reasoning_details: Vec<Value>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
         tool_calls: Vec<Call<'a>>,
         #[serde(flatten)]
@@ -251,7 +253,7 @@ fn messages<'a>(model: &ChatModel, prompt: &'a [PromptMessage]) -> Vec<Message<'
                 messages.extend(content.iter().map(|result| Message::Tool {
                     tool_call_id: &result.tool_call_id,
                     content: result.output.to_text(),
-                }))
+                }));
             }
         }
     }
@@ -320,10 +322,14 @@ fn assistant<'a>(model: &ChatModel, parts: &'a [AssistantPart], options: Option<
             AssistantPart::File { .. } => {}
         }
     }
-    let replayed = model.quirks.replay_reasoning && !tool_calls.is_empty() && !reasoning.is_empty();
+    // Details hold the text as well. They go back with every message: a signature must not be parted from its turn.
+    let replay = model.quirks.replay_reasoning;
+    let reasoning_details = if replay { details::replayed(&model.provider, parts) } else { Vec::new() };
+    let replayed = replay && reasoning_details.is_empty() && !tool_calls.is_empty() && !reasoning.is_empty();
     Message::Assistant {
         content: (tool_calls.is_empty() || !text.is_empty()).then_some(text),
         reasoning_content: replayed.then_some(reasoning),
+        reasoning_details,
         tool_calls,
         options,
     }

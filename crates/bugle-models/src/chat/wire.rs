@@ -4,7 +4,7 @@ use std::{borrow::Cow, fmt};
 
 use bugle::json::without_lone_surrogates;
 use serde::{Deserialize, Deserializer, de};
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 
 /// An event of a stream, or the plain answer: both have the same frame.
 #[derive(Deserialize)]
@@ -45,6 +45,9 @@ pub(super) struct Delta<'a> {
     pub(super) reasoning_content: Text<'a>,
     #[serde(borrow, default)]
     pub(super) reasoning: Text<'a>,
+    /// OpenRouter's form of reasoning, with what must be sent back.
+    #[serde(default)]
+    pub(super) reasoning_details: Option<Vec<Value>>,
     #[serde(borrow, default)]
     pub(super) refusal: Text<'a>,
     #[serde(borrow, default)]

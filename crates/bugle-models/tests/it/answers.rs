@@ -2,7 +2,7 @@
 
 use bugle::{
     chunk::FinishReason,
-    model::{ModelErrorKind, ModelEvent},
+    model::{AssistantPart, ModelErrorKind, ModelEvent, ModelRequest, PromptMessage, ToolDefinition},
     time::Timestamp,
 };
 use serde_json::{Value, json};
@@ -129,6 +129,38 @@ async fn reasoning_as_parts_of_the_content_is_reasoning() {
 }
 
 #[tokio::test]
+async fn loop_228_what_a_provider_needs_back_of_its_reasoning_is_kept_and_sent() {
+    let detail = |detail: Value| delta(json!({ "reasoning": detail["text"], "reasoning_details": [detail] }));
+    let answer = stream([
+        detail(json!({ "type": "reasoning.text", "index": 0, "text": "I " })),
+        detail(json!({ "type": "reasoning.text", "index": 0, "text": "see" })),
+        delta(json!({ "reasoning_details": [{ "type": "reasoning.text", "index": 0, "signature": "sig" }] })),
+        delta(json!({ "reasoning_details": [{ "type": "reasoning.encrypted", "index": 1, "data": "xyz" }] })),
+        delta(json!({ "content": "So" })),
+        finish("stop"),
+        done(),
+    ]);
+    let provider = Provider::start([answer, stream([finish("stop"), done()])]).await;
+    let (events, _) = ask(&provider.model(), request()).await;
+    assert_eq!(outline(&events)[..3], ["+reasoning-0", "I ", "see"]);
+    let ModelEvent::ReasoningEnd { provider_metadata, .. } = &events[3] else { panic!("{events:?}") };
+    let details = json!([
+        { "type": "reasoning.text", "index": 0, "text": "I see", "signature": "sig" },
+        { "type": "reasoning.encrypted", "index": 1, "data": "xyz" },
+    ]);
+    assert_eq!(json!(provider_metadata), json!({ "test": { "reasoning_details": details } }));
+
+    let content = vec![
+        AssistantPart::Reasoning { text: "I see".into(), provider_options: provider_metadata.clone() },
+        AssistantPart::Text { text: "So".into(), provider_options: None },
+    ];
+    let prompt = vec![user("Hi"), PromptMessage::Assistant { content, provider_options: None }, user("And?")];
+    ask(&provider.model(), ModelRequest { prompt, ..request() }).await;
+    let expected = json!({ "role": "assistant", "content": "So", "reasoning_details": details });
+    assert_eq!(provider.requests()[1].body["messages"][1], expected);
+}
+
+#[tokio::test]
 async fn r27_a_call_without_an_id_gets_one() {
     let (events, error) = answered(stream([
         calling([call(Some(0), None, Some("get-weather"), "{\"city\":")]),
@@ -246,13 +278,13 @@ async fn loop_042_null_in_a_strict_answer_is_an_absent_property() {
     let provider = Provider::start([answer.clone(), answer]).await;
     for (strict, expected) in [(true, "{\"city\":\"Oslo\"}"), (false, "{\"city\":\"Oslo\",\"days\":null}")] {
         let properties = json!({ "city": { "type": "string" }, "days": { "type": "integer" } });
-        let tool = bugle::model::ToolDefinition {
+        let tool = ToolDefinition {
             name: "w".into(),
             description: None,
             parameters: json!({ "type": "object", "properties": properties, "required": ["city"] }),
             strict,
         };
-        let (events, _) = ask(&provider.model(), bugle::model::ModelRequest { tools: vec![tool], ..request() }).await;
+        let (events, _) = ask(&provider.model(), ModelRequest { tools: vec![tool], ..request() }).await;
         assert_eq!(calls(&events)[0].2, expected);
     }
 }
@@ -384,7 +416,7 @@ async fn an_answer_is_the_same_however_it_is_cut() {
 async fn loop_190_raw_events_come_when_asked_for() {
     let provider =
         Provider::start([stream([delta(json!({ "content": "x", "extra": 1 })), finish("stop"), done()])]).await;
-    let asked = bugle::model::ModelRequest { include_raw: true, ..request() };
+    let asked = ModelRequest { include_raw: true, ..request() };
     let (events, _) = ask(&provider.model(), asked).await;
     let raw: Vec<_> = events.iter().filter(|event| matches!(event, ModelEvent::Raw(_))).collect();
     assert_eq!(raw.len(), 2);
@@ -406,7 +438,7 @@ async fn loop_002_the_plain_operation_gives_the_same_events() {
         "usage": { "prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3 },
     });
     let provider = Provider::start([plain("200 OK", "content-type: application/json\r\n", &body.to_string())]).await;
-    let asked = bugle::model::ModelRequest { streaming: false, ..request() };
+    let asked = ModelRequest { streaming: false, ..request() };
     let (events, error) = ask(&provider.model(), asked).await;
     assert!(error.is_none());
     let expected =

@@ -138,7 +138,7 @@ async fn loop_043_later_headers_win_and_names_are_lower_case() {
 #[tokio::test]
 async fn loop_224_without_a_key_there_is_no_authorization_header() {
     for key in [None, Some("")] {
-        let seen = seen(request(), |builder| key.into_iter().fold(builder, |builder, key| builder.api_key(key))).await;
+        let seen = seen(request(), |builder| key.into_iter().fold(builder, ChatModelBuilder::api_key)).await;
         assert_eq!(seen.header("authorization"), None);
     }
 }
