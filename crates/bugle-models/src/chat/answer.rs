@@ -1,6 +1,6 @@
 //! One answer being read: events of the protocol in, events of the seam out.
 
-use std::collections::VecDeque;
+use std::{borrow::Cow, collections::VecDeque};
 
 use bugle::{
     chunk::{FinishReason, Usage},
@@ -80,7 +80,8 @@ impl Answer {
 
     /// Takes the JSON of one event of a stream, or of a plain answer.
     pub(super) fn take(&mut self, data: &[u8], is_error: bool, scrub: &Scrubber) -> Result<(), ModelError> {
-        let text = String::from_utf8_lossy(data);
+        // The strict check is several times faster than the lossy one.
+        let text = std::str::from_utf8(data).map_or_else(|_| String::from_utf8_lossy(data), Cow::Borrowed);
         match serde_json::from_str::<Chunk<'_>>(&text) {
             Ok(chunk) => self.chunk(&text, &chunk, is_error, scrub),
             Err(error) => {
@@ -103,7 +104,7 @@ impl Answer {
             return Err(http::in_band_error(&error, &self.provider, scrub));
         }
         let usage = chunk.usage.filter(|raw| raw.get() != "null");
-        self.understood |= chunk.choices.is_some() || usage.is_some();
+        self.understood |= chunk.choices.present || usage.is_some();
         if !self.described && (chunk.id.get().is_some() || chunk.model.get().is_some()) {
             self.described = true;
             self.ready.push_back(ModelEvent::Metadata {
@@ -115,20 +116,14 @@ impl Answer {
         if let Some(usage) = usage {
             self.usage = usage_of(serde_json::from_str(usage.get()).unwrap_or_default());
         }
-        // Bugle asks for one choice; a server that sends more says the same thing several ways.
-        let choices = chunk.choices.iter().flatten().filter(|choice| choice.index.unwrap_or(0) == 0);
-        for choice in choices {
-            // What follows the reason is no content.
-            if self.reason.is_some() {
-                continue;
-            }
-            if let Some(delta) = choice.delta.as_ref().or(choice.message.as_ref()) {
-                self.delta(delta).map_err(|error| self.nonsense(text, &error, scrub))?;
-            }
-            if let Some(reason) = choice.finish_reason.get() {
-                self.reason = Some(reason.to_owned());
-                self.complete()?;
-            }
+        // What follows the reason is no content.
+        let Some(choice) = chunk.choices.first.as_ref().filter(|_| self.reason.is_none()) else { return Ok(()) };
+        if let Some(delta) = choice.delta.as_ref().or(choice.message.as_deref()) {
+            self.delta(delta).map_err(|error| self.nonsense(text, &error, scrub))?;
+        }
+        if let Some(reason) = choice.finish_reason.get() {
+            self.reason = Some(reason.to_owned());
+            self.complete()?;
         }
         Ok(())
     }
