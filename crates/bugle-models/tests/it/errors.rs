@@ -115,8 +115,10 @@ async fn an_empty_body_is_truncated() {
 
 #[tokio::test]
 async fn a_provider_that_is_not_there_is_a_connect_error() {
-    // Taken and given back: nobody listens there.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // Bound, so that nobody else takes the port; nobody listens.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = socket.local_addr().unwrap().port();
     let model = ChatModel::builder(format!("http://127.0.0.1:{port}/v1"), "m").provider("test").build();
     let error = model.stream(request()).await.unwrap_err();
     assert_eq!(error.kind, ModelErrorKind::Connect);
