@@ -1,5 +1,345 @@
 //! A store in memory: what a runtime without storage uses. Nothing survives the process.
 
+mod inbox;
+mod messages;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+
+use super::{
+    Accept, Accepted, CloneThread, ClonedThread, Commit, Direction, InboxEnd, InboxEntry, Lease, LeaseClaim,
+    MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ResourceChange, RunRecord, Storage,
+    StorageError, ThreadOrder, ThreadQuery, ThreadUpdate,
+    rules::{self, LeaseState},
+};
+use crate::{
+    id::{MessageId, RunId, ThreadKey},
+    message::{Resource, StoredMessage, Thread},
+    time::{SharedClock, SystemClock, Timestamp},
+};
+
 /// The in-memory store.
+pub struct MemoryStorage {
+    owner: String,
+    clock: SharedClock,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for MemoryStorage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStorage").field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
+
+impl Default for MemoryStorage {
+    fn default() -> Self {
+        Self::with_clock(Arc::new(SystemClock))
+    }
+}
+
+impl MemoryStorage {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An empty store whose times, those of leases included, come from `clock`.
+    pub fn with_clock(clock: SharedClock) -> Self {
+        let owner = format!("memory-{}", uuid::Uuid::new_v4());
+        Self { owner, clock, state: Mutex::default() }
+    }
+}
+
+/// Everything that is stored. One lock; no operation waits while it holds it.
 #[derive(Debug, Default)]
-pub struct MemoryStorage {}
+struct State {
+    threads: HashMap<String, Thread>,
+    messages: HashMap<MessageId, StoredMessage>,
+    /// The total order of each thread (MEM-056).
+    order: HashMap<String, BTreeSet<(Timestamp, MessageId)>>,
+    resources: HashMap<String, Resource>,
+    waiting: HashMap<ThreadKey, BTreeMap<i64, InboxEntry>>,
+    /// Where each waiting entry is.
+    places: HashMap<MessageId, (ThreadKey, i64)>,
+    placed: HashMap<MessageId, Placed>,
+    runs: BTreeMap<RunId, RunRecord>,
+    leases: HashMap<ThreadKey, LeaseState>,
+    last_events: HashMap<ThreadKey, (u64, u64)>,
+    notifications: HashMap<String, Vec<NotificationRecord>>,
+}
+
+/// What is remembered of an entry that was placed (SIG-503).
+#[derive(Debug)]
+struct Placed {
+    thread: ThreadKey,
+    fingerprint: String,
+    run_id: RunId,
+}
+
+impl State {
+    fn delete_thread(&mut self, id: &str) -> bool {
+        let existed = self.threads.remove(id).is_some();
+        for (_, message) in self.order.remove(id).unwrap_or_default() {
+            self.messages.remove(&message);
+        }
+        self.notifications.remove(id);
+        self.runs.retain(|_, run| *run.thread.thread_id != *id);
+        self.waiting.retain(|thread, _| *thread.thread_id != *id);
+        self.places.retain(|_, (thread, _)| *thread.thread_id != *id);
+        self.placed.retain(|_, placed| *placed.thread.thread_id != *id);
+        // The lease stays: its epoch never shrinks (ruling 39).
+        existed
+    }
+
+    fn list_threads(&self, query: &ThreadQuery) -> Page<Thread> {
+        let mut found: Vec<&Thread> = self
+            .threads
+            .values()
+            .filter(|thread| {
+                query.resource_id.as_ref().is_none_or(|resource| *resource == thread.resource_id)
+                    && rules::metadata_matches(thread.metadata.as_ref(), &query.metadata)
+            })
+            .collect();
+        let key = |thread: &Thread| match query.order {
+            ThreadOrder::CreatedAt => thread.created_at,
+            ThreadOrder::UpdatedAt => thread.updated_at,
+        };
+        found.sort_unstable_by(|a, b| (key(a), &a.id).cmp(&(key(b), &b.id)));
+        if query.direction == Direction::Desc {
+            found.reverse();
+        }
+        let total = found.len();
+        let (first, has_more) = rules::page_bounds(query.page, query.per_page, total);
+        let size = query.per_page.map_or(usize::MAX, |size| size as usize);
+        let items = found.into_iter().skip(first).take(size).cloned().collect();
+        Page { items, total, page: query.page, per_page: query.per_page, has_more }
+    }
+
+    fn list_notifications(&self, query: &NotificationQuery) -> Vec<NotificationRecord> {
+        let mut found: Vec<NotificationRecord> = self
+            .notifications
+            .get(&*query.thread.thread_id)
+            .into_iter()
+            .flatten()
+            .filter(|record| {
+                (query.thread.resource_id.is_none()
+                    || record.resource_id.as_deref() == query.thread.resource_id.as_deref())
+                    && (query.statuses.is_empty() || query.statuses.contains(&record.status))
+                    && query.priority.as_ref().is_none_or(|priority| *priority == record.priority)
+                    && query.source.as_ref().is_none_or(|source| *source == record.source)
+            })
+            .cloned()
+            .collect();
+        found.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
+        found.truncate(query.limit as usize);
+        found
+    }
+}
+
+#[async_trait]
+impl Storage for MemoryStorage {
+    fn describe(&self) -> String {
+        "memory:".into()
+    }
+
+    fn is_durable(&self) -> bool {
+        false
+    }
+
+    fn owner(&self) -> String {
+        self.owner.clone()
+    }
+
+    async fn get_thread(&self, id: &str) -> Result<Option<Thread>, StorageError> {
+        Ok(self.state.lock().threads.get(id).cloned())
+    }
+
+    async fn create_thread(&self, new: NewThread) -> Result<Thread, StorageError> {
+        let state = &mut *self.state.lock();
+        let existing = new.id.as_ref().and_then(|id| state.threads.get(id)).cloned();
+        let thread = rules::create_or_update_thread(existing, new, self.clock.now())?;
+        state.threads.insert(thread.id.clone(), thread.clone());
+        Ok(thread)
+    }
+
+    async fn update_thread(&self, update: ThreadUpdate) -> Result<Thread, StorageError> {
+        let state = &mut *self.state.lock();
+        let Some(thread) = state.threads.get_mut(&update.id) else {
+            return Err(StorageError::NotFound { what: "thread", id: update.id });
+        };
+        rules::update_thread(thread, update, self.clock.now());
+        Ok(thread.clone())
+    }
+
+    async fn list_threads(&self, query: ThreadQuery) -> Result<Page<Thread>, StorageError> {
+        rules::check_thread_query(&query)?;
+        Ok(self.state.lock().list_threads(&query))
+    }
+
+    async fn delete_thread(&self, id: &str) -> Result<bool, StorageError> {
+        Ok(self.state.lock().delete_thread(id))
+    }
+
+    async fn clone_thread(&self, clone: CloneThread) -> Result<ClonedThread, StorageError> {
+        let state = &mut *self.state.lock();
+        let Some(source) = state.threads.get(&clone.source_thread_id).cloned() else {
+            return Err(StorageError::NotFound { what: "thread", id: clone.source_thread_id });
+        };
+        if let Some(id) = clone.new_thread_id.as_ref().filter(|id| state.threads.contains_key(*id)) {
+            return Err(StorageError::Exists { what: "thread", id: id.clone() });
+        }
+        let messages = state.thread_messages(&source.id).cloned().collect();
+        let cloned = rules::clone_of(&source, messages, clone, self.clock.now());
+        state.threads.insert(cloned.thread.id.clone(), cloned.thread.clone());
+        for message in &cloned.cloned_messages {
+            state.put_message(message.clone());
+        }
+        Ok(cloned)
+    }
+
+    async fn transfer_thread(&self, id: &str, resource_id: &str) -> Result<Thread, StorageError> {
+        let state = &mut *self.state.lock();
+        let Some(thread) = state.threads.get_mut(id) else {
+            return Err(StorageError::NotFound { what: "thread", id: id.to_owned() });
+        };
+        resource_id.clone_into(&mut thread.resource_id);
+        thread.updated_at = self.clock.now().max(thread.updated_at);
+        let thread = thread.clone();
+        for (_, message) in state.order.get(id).into_iter().flatten() {
+            if let Some(message) = state.messages.get_mut(message) {
+                message.resource_id = Some(resource_id.to_owned());
+            }
+        }
+        Ok(thread)
+    }
+
+    async fn list_messages(&self, query: MessageQuery) -> Result<Page<StoredMessage>, StorageError> {
+        rules::check_message_query(&query)?;
+        self.state.lock().list_messages(&query)
+    }
+
+    async fn recent_messages(&self, thread: &ThreadKey, limit: u32) -> Result<Vec<StoredMessage>, StorageError> {
+        Ok(self.state.lock().recent_messages(thread, limit as usize))
+    }
+
+    async fn get_messages(&self, ids: &[MessageId]) -> Result<Vec<StoredMessage>, StorageError> {
+        let state = self.state.lock();
+        let wanted: BTreeSet<&MessageId> = ids.iter().collect();
+        Ok(wanted.into_iter().filter_map(|id| state.messages.get(id)).cloned().collect())
+    }
+
+    async fn save_messages(&self, messages: Vec<StoredMessage>) -> Result<(), StorageError> {
+        self.state.lock().save_messages(messages, self.clock.now())
+    }
+
+    async fn delete_messages(&self, ids: &[MessageId]) -> Result<usize, StorageError> {
+        rules::check_delete_ids(ids)?;
+        let state = &mut *self.state.lock();
+        Ok(ids.iter().filter(|id| state.remove_message(id).is_some()).count())
+    }
+
+    async fn get_resource(&self, id: &str) -> Result<Option<Resource>, StorageError> {
+        Ok(self.state.lock().resources.get(id).cloned())
+    }
+
+    async fn update_resource(&self, id: &str, change: ResourceChange) -> Result<Resource, StorageError> {
+        let now = self.clock.now();
+        let state = &mut *self.state.lock();
+        let mut resource = state.resources.get(id).cloned().unwrap_or_else(|| rules::new_resource(id, now));
+        rules::change_resource(&mut resource, change, now)?;
+        state.resources.insert(id.to_owned(), resource.clone());
+        Ok(resource)
+    }
+
+    async fn accept(&self, accept: Accept) -> Result<Accepted, StorageError> {
+        rules::check_accept(&accept)?;
+        self.state.lock().accept(accept, self.clock.now())
+    }
+
+    async fn inbox(&self, thread: &ThreadKey) -> Result<Vec<InboxEntry>, StorageError> {
+        Ok(self.state.lock().waiting.get(thread).into_iter().flat_map(BTreeMap::values).cloned().collect())
+    }
+
+    async fn remove_inbox(
+        &self,
+        thread: &ThreadKey,
+        ids: &[MessageId],
+        _why: InboxEnd,
+    ) -> Result<Vec<MessageId>, StorageError> {
+        let state = &mut *self.state.lock();
+        Ok(ids.iter().filter(|id| state.take_waiting(thread, id).is_some()).cloned().collect())
+    }
+
+    async fn update_inbox(&self, entry: InboxEntry) -> Result<bool, StorageError> {
+        let state = &mut *self.state.lock();
+        if state.take_waiting(&entry.thread, &entry.signal.id).is_none() {
+            return Ok(false);
+        }
+        state.put_waiting(entry);
+        Ok(true)
+    }
+
+    async fn commit(&self, mut commit: Commit) -> Result<(), StorageError> {
+        rules::complete_commit(&mut commit)?;
+        self.state.lock().commit(commit, self.clock.now())
+    }
+
+    async fn get_run(&self, run_id: &RunId) -> Result<Option<RunRecord>, StorageError> {
+        Ok(self.state.lock().runs.get(run_id).cloned())
+    }
+
+    async fn unfinished(&self, owner: &str, limit: u32) -> Result<Vec<ThreadKey>, StorageError> {
+        Ok(self.state.lock().unfinished(owner, limit as usize, self.clock.now()))
+    }
+
+    async fn runs(&self, thread: &ThreadKey) -> Result<Vec<RunRecord>, StorageError> {
+        let state = self.state.lock();
+        Ok(state.runs.values().filter(|run| run.thread == *thread).cloned().collect())
+    }
+
+    async fn acquire_lease(&self, thread: &ThreadKey, claim: &LeaseClaim) -> Result<Lease, StorageError> {
+        Ok(self.state.lock().claim(thread, claim, self.clock.now()))
+    }
+
+    async fn release_lease(&self, thread: &ThreadKey, owner: &str) -> Result<(), StorageError> {
+        if let Some(lease) = self.state.lock().leases.get_mut(thread).filter(|l| l.owner.as_deref() == Some(owner)) {
+            lease.owner = None;
+        }
+        Ok(())
+    }
+
+    async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError> {
+        Ok(self.state.lock().last_events.get(thread).copied())
+    }
+
+    async fn create_notification(&self, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
+        let state = &mut *self.state.lock();
+        let records = state.notifications.entry(record.thread_id.clone()).or_default();
+        if records.iter().any(|existing| existing.id == record.id) {
+            return Err(StorageError::Exists { what: "notification", id: record.id });
+        }
+        records.push(record.clone());
+        Ok(record)
+    }
+
+    async fn list_notifications(&self, query: NotificationQuery) -> Result<Vec<NotificationRecord>, StorageError> {
+        Ok(self.state.lock().list_notifications(&query))
+    }
+
+    async fn update_notification(&self, record: NotificationRecord) -> Result<bool, StorageError> {
+        let state = &mut *self.state.lock();
+        let records = state.notifications.get_mut(&record.thread_id);
+        let Some(existing) = records.and_then(|records| records.iter_mut().find(|existing| existing.id == record.id))
+        else {
+            return Ok(false);
+        };
+        *existing = record;
+        Ok(true)
+    }
+}

@@ -9,6 +9,7 @@ pub mod contract;
 mod inbox;
 mod memory;
 mod query;
+pub mod rules;
 
 pub use inbox::*;
 pub use memory::MemoryStorage;
@@ -31,6 +32,10 @@ pub trait Storage: fmt::Debug + Send + Sync {
 
     /// Whether what it holds survives the process.
     fn is_durable(&self) -> bool;
+
+    /// Who this handle is as an owner of leases: unique per open handle. A store that can tell whether an owner's process
+    /// lives does so for owners of this form (ruling 26).
+    fn owner(&self) -> String;
 
     // Threads (MEM §3).
 
@@ -142,6 +147,9 @@ pub trait Storage: fmt::Debug + Send + Sync {
 
     /// Gives the lease up, if `owner` holds it. The epoch stays in mind.
     async fn release_lease(&self, thread: &ThreadKey, owner: &str) -> Result<(), StorageError>;
+
+    /// Epoch and number of the last chunk of the thread's last run that ended (HTTP-243, ruling 39).
+    async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError>;
 
     // Notifications (NOTIF §2). Stores without the domain say so.
 

@@ -1,0 +1,202 @@
+//! Journal, commits, runs and leases of the in-memory store.
+
+use std::collections::BTreeSet;
+
+use super::{Placed, State};
+use crate::{
+    id::{MessageId, ThreadKey},
+    storage::{
+        Accept, Accepted, Commit, EntryOutcome, InboxEntry, Lease, LeaseClaim, RunChange, RunStatus, StorageError,
+        rules::{self, LeaseState},
+    },
+    time::Timestamp,
+};
+
+impl State {
+    pub(super) fn accept(&mut self, accept: Accept, now: Timestamp) -> Result<Accepted, StorageError> {
+        if let Some(thread) = self.threads.get(&*accept.thread.thread_id) {
+            rules::check_owner(thread, accept.thread.resource_id.as_deref())?;
+        }
+        let mut entries = Vec::with_capacity(accept.entries.len());
+        if !accept.check_only {
+            // All are judged before the first is appended, so that a refusal leaves nothing behind.
+            let known = accept.entries.iter().map(|entry| self.known(entry)).collect::<Result<Vec<_>, _>>()?;
+            for (entry, known) in accept.entries.into_iter().zip(known) {
+                // An id that comes twice in one call meets itself here.
+                let known = match known {
+                    Some(outcome) => Some(outcome),
+                    None => self.known(&entry)?,
+                };
+                entries.push(known.unwrap_or_else(|| self.append(entry, now)));
+            }
+        }
+        let lease = accept.claim.map(|claim| self.claim(&accept.thread, &claim, now));
+        Ok(Accepted { entries, lease })
+    }
+
+    /// What became of an entry's id before (SIG-503).
+    fn known(&self, entry: &InboxEntry) -> Result<Option<EntryOutcome>, StorageError> {
+        let id = &entry.signal.id;
+        let different = || StorageError::DifferentContent { id: id.clone() };
+        if let Some((thread, position)) = self.places.get(id) {
+            let waiting =
+                self.waiting.get(thread).and_then(|waiting| waiting.get(position)).filter(|_| *thread == entry.thread);
+            let same = waiting.filter(|waiting| {
+                rules::signal_fingerprint(&waiting.signal) == rules::signal_fingerprint(&entry.signal)
+            });
+            return match same {
+                Some(waiting) => Ok(Some(EntryOutcome::Waiting { run_id: waiting.run_id.clone() })),
+                None => Err(different()),
+            };
+        }
+        if let Some(placed) = self.placed.get(id) {
+            let same = placed.thread == entry.thread && placed.fingerprint == rules::signal_fingerprint(&entry.signal);
+            return if same {
+                Ok(Some(EntryOutcome::Placed { run_id: Some(placed.run_id.clone()) }))
+            } else {
+                Err(different())
+            };
+        }
+        if let Some(message) = self.messages.get(id) {
+            let same = message.thread_id.as_deref() == Some(&*entry.thread.thread_id)
+                && rules::message_holds(message, &entry.signal);
+            return if same { Ok(Some(EntryOutcome::Placed { run_id: None })) } else { Err(different()) };
+        }
+        Ok(None)
+    }
+
+    fn append(&mut self, mut entry: InboxEntry, now: Timestamp) -> EntryOutcome {
+        let last = self.waiting.get(&entry.thread).and_then(|waiting| waiting.keys().next_back()).copied();
+        let position = rules::next_position(last, now.as_millis().saturating_mul(1000));
+        entry.position = position;
+        self.put_waiting(entry);
+        EntryOutcome::Appended { position }
+    }
+
+    pub(super) fn put_waiting(&mut self, mut entry: InboxEntry) {
+        let waiting = self.waiting.entry(entry.thread.clone()).or_default();
+        // Places are unique; who asks for a taken one comes after it.
+        while waiting.contains_key(&entry.position) {
+            entry.position += 1;
+        }
+        self.places.insert(entry.signal.id.clone(), (entry.thread.clone(), entry.position));
+        waiting.insert(entry.position, entry);
+    }
+
+    pub(super) fn take_waiting(&mut self, thread: &ThreadKey, id: &MessageId) -> Option<InboxEntry> {
+        self.places.get(id).filter(|(of, _)| of == thread)?;
+        let (thread, position) = self.places.remove(id)?;
+        let waiting = self.waiting.get_mut(&thread)?;
+        let entry = waiting.remove(&position);
+        if waiting.is_empty() {
+            self.waiting.remove(&thread);
+        }
+        entry
+    }
+
+    pub(super) fn commit(&mut self, commit: Commit, now: Timestamp) -> Result<(), StorageError> {
+        let Commit { thread, epoch, create_thread, consumed, messages, removed, returned, run } = commit;
+        let id = &*thread.thread_id;
+        let current = self.leases.get(&thread).map_or(0, |lease| lease.epoch);
+        if epoch < current {
+            return Err(StorageError::StaleEpoch { thread: id.to_owned(), given: epoch, current });
+        }
+        // Everything is checked before anything is written.
+        let created = match (self.threads.get(id), create_thread) {
+            (Some(existing), new) => {
+                rules::check_owner(existing, thread.resource_id.as_deref())?;
+                let mut changed = existing.clone();
+                match new {
+                    Some(new) if rules::touch_existing_thread(&mut changed, &new, now)? => Some(changed),
+                    _ => None,
+                }
+            }
+            (None, Some(new)) => Some(rules::create_or_update_thread(None, new, now)?),
+            (None, None) if messages.is_empty() => None,
+            (None, None) => return Err(StorageError::NotFound { what: "thread", id: id.to_owned() }),
+        };
+        let owner = created.as_ref().or(self.threads.get(id)).map(|thread| thread.resource_id.clone());
+        for message in &messages {
+            rules::check_message_home(message, |_| Ok(owner.clone()))?;
+            if let Some(stored) = self.messages.get(&message.id) {
+                let stored = (stored.thread_id.as_deref().unwrap_or_default(), stored.resource_id.as_deref());
+                rules::check_message_owner(&message.id, stored, (id, message.resource_id.as_deref()))?;
+            }
+        }
+
+        if epoch > current {
+            self.leases.entry(thread.clone()).or_default().epoch = epoch;
+        }
+        if let Some(created) = created {
+            self.threads.insert(created.id.clone(), created);
+        }
+        for consumed in &consumed {
+            if let Some(entry) = self.take_waiting(&thread, consumed) {
+                let fingerprint = rules::signal_fingerprint(&entry.signal);
+                let placed = Placed { thread: thread.clone(), fingerprint, run_id: entry.run_id };
+                self.placed.insert(consumed.clone(), placed);
+            }
+        }
+        for removed in &removed {
+            self.placed.remove(removed);
+            if self.messages.get(removed).is_some_and(|message| message.thread_id.as_deref() == Some(id)) {
+                self.remove_message(removed);
+            }
+        }
+        if !messages.is_empty() {
+            self.touch(id, now);
+        }
+        for message in messages {
+            self.put_message(message);
+        }
+        self.put_back(&thread, returned, now);
+        match run {
+            RunChange::Keep => {}
+            RunChange::Save(record) => {
+                self.runs.insert(record.run_id.clone(), record);
+            }
+            RunChange::End { run_id, last_event } => {
+                self.runs.remove(&run_id);
+                self.last_events.insert(thread, (epoch, last_event));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts entries in front of what waits, in order (ruling 33).
+    fn put_back(&mut self, thread: &ThreadKey, returned: Vec<InboxEntry>, now: Timestamp) {
+        for entry in &returned {
+            self.take_waiting(thread, &entry.signal.id);
+            self.placed.remove(&entry.signal.id);
+        }
+        let first = self.waiting.get(thread).and_then(|waiting| waiting.keys().next()).copied();
+        let first = first.unwrap_or_else(|| now.as_millis().saturating_mul(1000));
+        let mut position = first.saturating_sub(returned.len() as i64);
+        for mut entry in returned {
+            entry.position = position;
+            entry.thread = thread.clone();
+            self.put_waiting(entry);
+            position += 1;
+        }
+    }
+
+    pub(super) fn claim(&mut self, thread: &ThreadKey, claim: &LeaseClaim, now: Timestamp) -> Lease {
+        let existing = self.leases.get(thread);
+        // Every owner of this store lives in this process.
+        if let Some(lease) = LeaseState::claim(existing, claim, now, |_| true) {
+            let epoch = lease.epoch;
+            self.leases.insert(thread.clone(), lease);
+            return Lease::Held { epoch };
+        }
+        let owner = existing.and_then(|lease| lease.owner.clone()).unwrap_or_default();
+        Lease::HeldBy { owner }
+    }
+
+    pub(super) fn unfinished(&self, owner: &str, limit: usize, now: Timestamp) -> Vec<ThreadKey> {
+        let running = self.runs.values().filter(|run| run.status == RunStatus::Running).map(|run| &run.thread);
+        let threads: BTreeSet<&ThreadKey> = self.waiting.keys().chain(running).collect();
+        let is_free =
+            |thread: &&ThreadKey| self.leases.get(*thread).is_none_or(|lease| lease.is_free_for(owner, now, |_| true));
+        threads.into_iter().filter(is_free).take(limit).cloned().collect()
+    }
+}
