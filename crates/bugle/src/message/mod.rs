@@ -3,9 +3,13 @@
 //! Reading and writing a row changes nothing that Bugle does not know: unknown parts, fields and metadata keys
 //! survive (MEM-041).
 
+mod input;
 mod part;
+mod prompt;
 
+pub use input::{complete_tool_calls, trailing_input};
 pub use part::*;
+pub use prompt::{HISTORY_EXTRA, PromptOptions, build_prompt, build_prompt_for, history_window};
 
 use serde::{Deserialize, Serialize};
 
