@@ -52,12 +52,11 @@ fn share(app: &App, origin: Option<HeaderValue>, headers: &mut HeaderMap) {
     headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
     let credentials = HeaderValue::from_static("true");
     match origin {
-        Some(origin) => {
-            if origin.to_str().is_ok_and(|origin| app.options.origins.allows(origin)) {
-                headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-                headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, credentials);
-            }
+        Some(origin) if origin.to_str().is_ok_and(|origin| app.options.origins.allows(origin)) => {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+            headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, credentials);
         }
+        Some(_) => {}
         None if app.options.auth.is_on() => {
             headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, credentials);
         }

@@ -115,9 +115,22 @@ impl Auth {
     }
 }
 
+type Resolve = dyn Fn(&str) -> Result<SharedModel, String> + Send + Sync;
+
 /// Finds the model that a request names; `Err` says why there is none.
 #[derive(Clone)]
-pub struct ModelResolver(pub Arc<dyn Fn(&str) -> Result<SharedModel, String> + Send + Sync>);
+pub struct ModelResolver(Arc<Resolve>);
+
+impl ModelResolver {
+    /// Resolves with `resolve`, which must not block.
+    pub fn new(resolve: impl Fn(&str) -> Result<SharedModel, String> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(resolve))
+    }
+
+    pub(crate) fn resolve(&self, name: &str) -> Result<SharedModel, String> {
+        (self.0)(name)
+    }
+}
 
 impl fmt::Debug for ModelResolver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -81,7 +81,7 @@ pub(crate) fn run_options(call: &Call, fields: &Object) -> Result<RunOptions, Fa
     let model = match text(fields, "model") {
         Some(name) => Some(
             match &call.app.options.models {
-                Some(models) => (models.0)(name),
+                Some(models) => models.resolve(name),
                 None => Err("this server lets nobody choose a model; leave `model` out".into()),
             }
             .map_err(|why| Failure::field("model", why))?,

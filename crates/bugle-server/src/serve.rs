@@ -17,7 +17,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 const BUFFER_LEN_MAX: usize = 64 * 1024;
 
 /// How long a connection may wait for, or take over, the head of a request.
-const HEAD_TIME_MAX: Duration = Duration::from_secs(60);
+const HEAD_TIME_MAX: Duration = Duration::from_mins(1);
 
 /// How long connections may take to write what is ready once everything has ended.
 const FAREWELL: Duration = Duration::from_secs(1);

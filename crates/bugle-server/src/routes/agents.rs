@@ -27,11 +27,10 @@ async fn list(call: Call) -> Answer {
     let mut agents = Object::new();
     for agent in call.bugle().agents().values() {
         // Instructions may be code of the user's; one that panics must not hide the other agents (HTTP-037).
-        match catch_unwind(AssertUnwindSafe(|| describe(agent, &context, partial))) {
-            Ok(described) => {
-                agents.insert(agent.id().to_owned(), described);
-            }
-            Err(_) => tracing::error!(agent = agent.id(), "agent cannot be described; left out of the list"),
+        if let Ok(described) = catch_unwind(AssertUnwindSafe(|| describe(agent, &context, partial))) {
+            agents.insert(agent.id().to_owned(), described);
+        } else {
+            tracing::error!(agent = agent.id(), "agent cannot be described; left out of the list");
         }
     }
     Ok(answer(agents))

@@ -1,7 +1,7 @@
 //! Input of a thread: messages, signals, and what waits (HTTP §6).
 
 use bugle::{
-    SignalInput, ThreadKey,
+    RunOptions, SignalInput, ThreadKey,
     json::{Object, Value, json},
     runtime::{
         Action, ActiveBehavior, CancelSelector, EditInput, IdleBehavior, IfActive, IfIdle, Message, Outcome, PromoteTo,
@@ -76,58 +76,42 @@ async fn accepted(mut sent: Sent) -> Answer {
 fn target(call: &Call) -> Result<Target, Failure> {
     let body = &call.body;
     let run_id = text(body, "runId").filter(|id| !id.is_empty());
-    let mut issues = Vec::new();
     let thread = match run_id {
-        Some(run_id) => {
-            if body.get("ifIdle").is_some_and(|value| !value.is_null()) {
-                issues.push(Issue::new("ifIdle", "a target with a runId is a live run; leave ifIdle out"));
-            }
-            run_thread(call, run_id)?
-        }
-        None => {
-            if call.resource(text(body, "resourceId")).is_none() {
-                issues.push(Issue::new("resourceId", "Invalid input: expected string, received undefined"));
-            }
-            if text(body, "threadId").is_none_or(str::is_empty) {
-                issues.push(Issue::new("threadId", "Invalid input: expected string, received undefined"));
-            }
-            call.thread(body)
-        }
+        Some(run_id) => run_thread(call, run_id)?,
+        None => call.thread(body),
     };
+    let mut issues = Vec::new();
+    if run_id.is_some() && body.get("ifIdle").is_some_and(|value| !value.is_null()) {
+        issues.push(Issue::new("ifIdle", "a target with a runId is a live run; leave ifIdle out"));
+    }
+    if run_id.is_none() && call.resource(text(body, "resourceId")).is_none() {
+        issues.push(Issue::new("resourceId", "Invalid input: expected string, received undefined"));
+    }
+    if run_id.is_none() && text(body, "threadId").is_none_or(str::is_empty) {
+        issues.push(Issue::new("threadId", "Invalid input: expected string, received undefined"));
+    }
     if !issues.is_empty() {
         return Err(Failure::invalid(Place::Body, issues));
     }
-    let if_active = object(body, "ifActive").map(|branch| -> Result<_, Failure> {
-        Ok(IfActive {
-            behavior: typed::<ActiveBehavior>(branch, "behavior").unwrap_or_default(),
-            attributes: attributes(branch),
-        })
-    });
-    let if_idle = object(body, "ifIdle").map(|branch| -> Result<_, Failure> {
-        let options = match object(branch, "streamOptions") {
-            Some(fields) => run_options(call, fields).map_err(|failure| failure.under("ifIdle.streamOptions"))?,
-            None => bugle::RunOptions { request_context: call.request_context(None), ..Default::default() },
-        };
-        Ok(IfIdle {
-            behavior: typed::<IdleBehavior>(branch, "behavior").unwrap_or_default(),
-            attributes: attributes(branch),
-            options: Some(Box::new(options)),
-        })
-    });
-    let if_idle = match if_idle {
-        Some(branch) => branch?,
-        None => {
-            let request_context = call.request_context(None);
-            let options = (!request_context.is_empty())
-                .then(|| Box::new(bugle::RunOptions { request_context, ..Default::default() }));
-            IfIdle { options, ..IfIdle::default() }
-        }
+    let empty = Object::new();
+    let active = object(body, "ifActive").unwrap_or(&empty);
+    let idle = object(body, "ifIdle").unwrap_or(&empty);
+    let options = match object(idle, "streamOptions") {
+        Some(fields) => run_options(call, fields).map_err(|failure| failure.under("ifIdle.streamOptions"))?,
+        None => RunOptions { request_context: call.request_context(None), ..RunOptions::default() },
     };
     Ok(Target {
         thread,
         run_id: run_id.map(Into::into),
-        if_active: if_active.transpose()?.unwrap_or_default(),
-        if_idle,
+        if_active: IfActive {
+            behavior: typed::<ActiveBehavior>(active, "behavior").unwrap_or_default(),
+            attributes: attributes(active),
+        },
+        if_idle: IfIdle {
+            behavior: typed::<IdleBehavior>(idle, "behavior").unwrap_or_default(),
+            attributes: attributes(idle),
+            options: Some(Box::new(options)),
+        },
         queue_owner_id: None,
     })
 }
@@ -209,7 +193,7 @@ async fn tool_approval(call: Call) -> Answer {
     let input = read_input("messages", messages)?;
     let options = match object(&call.body, "streamOptions") {
         Some(fields) => run_options(&call, fields).map_err(|failure| failure.under("streamOptions"))?,
-        None => bugle::RunOptions { request_context: call.request_context(None), ..Default::default() },
+        None => RunOptions { request_context: call.request_context(None), ..RunOptions::default() },
     };
     let run_id = agent.continue_with_messages(&thread, input, options).await?;
     let tool_call_id = text(&call.body, "toolCallId");
