@@ -104,12 +104,12 @@ impl RunInput {
                     Error::invalid(&field, format!("{field} is not a stored message's content: {error}"))
                 })?
             }
-            (_, Some(Value::Array(parts))) if !parts.is_empty() => self.ui_content(fields, parts, role, path)?,
+            (_, Some(Value::Array(parts))) if !parts.is_empty() => ui_content(fields, parts, role, path)?,
             (Some(Value::String(text)), _) => {
                 let parts = vec![Part::Text(TextPart { text: text.clone(), ..TextPart::default() })];
                 MessageContent { parts, ..MessageContent::default() }
             }
-            (Some(Value::Array(parts)), _) => self.model_content(parts, role, path)?,
+            (Some(Value::Array(parts)), _) => model_content(parts, role, path)?,
             (_, Some(Value::Array(_))) => MessageContent::default(),
             _ => {
                 let field = format!("{path}.content");
@@ -208,46 +208,46 @@ impl RunInput {
         }
         Ok(())
     }
+}
 
-    fn ui_content(&self, fields: &Object, parts: &[Value], role: Role, path: &str) -> Result<MessageContent, Error> {
-        let parts = parts
-            .iter()
-            .enumerate()
-            .map(|(index, part)| ui_part(part, &format!("{path}.parts.{index}")))
-            .collect::<Result<Vec<_>, _>>()?;
-        let mut content = MessageContent { parts, ..MessageContent::default() };
-        // UI messages older than `file` parts carry their files beside them.
-        if role == Role::User
-            && let Some(files @ Value::Array(_)) = fields.get("experimental_attachments")
-        {
-            content.extra.insert("experimental_attachments".into(), files.clone());
-        }
-        Ok(content)
+fn ui_content(fields: &Object, parts: &[Value], role: Role, path: &str) -> Result<MessageContent, Error> {
+    let parts = parts
+        .iter()
+        .enumerate()
+        .map(|(index, part)| ui_part(part, &format!("{path}.parts.{index}")))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut content = MessageContent { parts, ..MessageContent::default() };
+    // UI messages older than `file` parts carry their files beside them.
+    if role == Role::User
+        && let Some(files @ Value::Array(_)) = fields.get("experimental_attachments")
+    {
+        content.extra.insert("experimental_attachments".into(), files.clone());
     }
+    Ok(content)
+}
 
-    fn model_content(&self, parts: &[Value], role: Role, path: &str) -> Result<MessageContent, Error> {
-        let mut content = MessageContent::default();
-        for (index, part) in parts.iter().enumerate() {
-            let path = format!("{path}.content.{index}");
-            match part.get("type").and_then(Value::as_str) {
-                Some("tool-result") if role == Role::Assistant => {
-                    let result = tool_result(part, &path)?;
-                    let open = content.parts.iter_mut().rev().find_map(|part| open_call(part, &result.tool_call_id));
-                    if let Some(open) = open {
-                        settle(open, &result.result);
-                    } else {
-                        // A result whose call was left out: the call is made up of what the result says of it.
-                        let args = result.input.unwrap_or_else(|| Value::Object(Object::new()));
-                        let mut call = new_call(result.tool_call_id, result.tool_name, args);
-                        settle(&mut call.tool_invocation, &result.result);
-                        content.parts.push(Part::ToolInvocation(call));
-                    }
+fn model_content(parts: &[Value], role: Role, path: &str) -> Result<MessageContent, Error> {
+    let mut content = MessageContent::default();
+    for (index, part) in parts.iter().enumerate() {
+        let path = format!("{path}.content.{index}");
+        match part.get("type").and_then(Value::as_str) {
+            Some("tool-result") if role == Role::Assistant => {
+                let result = tool_result(part, &path)?;
+                let open = content.parts.iter_mut().rev().find_map(|part| open_call(part, &result.tool_call_id));
+                if let Some(open) = open {
+                    settle(open, &result.result);
+                } else {
+                    // A result whose call was left out: the call is made up of what the result says of it.
+                    let args = result.input.unwrap_or_else(|| Value::Object(Object::new()));
+                    let mut call = new_call(result.tool_call_id, result.tool_name, args);
+                    settle(&mut call.tool_invocation, &result.result);
+                    content.parts.push(Part::ToolInvocation(call));
                 }
-                _ => content.parts.push(model_part(part, &path)?),
             }
+            _ => content.parts.push(model_part(part, &path)?),
         }
-        Ok(content)
     }
+    Ok(content)
 }
 
 fn strip_times(message: Option<&mut StoredMessage>) {

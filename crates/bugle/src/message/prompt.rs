@@ -201,24 +201,11 @@ impl Builder<'_> {
 
     /// What the model reads of the call's outcome; `None` drops the call.
     fn output(&self, part: &ToolInvocationPart) -> Option<ToolOutput> {
-        let call = &part.tool_invocation;
-        let output = match call.state {
-            ToolState::Result => model_output(part).unwrap_or_else(|| match &call.result {
-                Some(Value::String(text)) => ToolOutput::Text(text.clone()),
-                Some(value) => ToolOutput::Json(value.clone()),
-                None => ToolOutput::Json(Value::Null),
-            }),
-            ToolState::OutputError => ToolOutput::ErrorText(error_text(call)),
-            ToolState::OutputDenied => ToolOutput::Text(denial(call)),
-            ToolState::PartialCall => return None,
-            ToolState::Call | ToolState::ApprovalRequested | ToolState::ApprovalResponded => {
-                if self.options.filter_incomplete_tool_calls {
-                    return None;
-                }
-                ToolOutput::Text("This call is pending: it has no result yet.".to_owned())
-            }
-        };
-        Some(self.limited(output))
+        if let Some(output) = tool_output(part) {
+            return Some(self.limited(output));
+        }
+        let dropped = part.tool_invocation.state == ToolState::PartialCall || self.options.filter_incomplete_tool_calls;
+        (!dropped).then(|| ToolOutput::Text("This call is pending: it has no result yet.".to_owned()))
     }
 
     fn limited(&self, output: ToolOutput) -> ToolOutput {
@@ -241,6 +228,21 @@ impl Builder<'_> {
     }
 }
 
+/// What a model reads of a call's outcome (MEM-083); `None` if it has none yet.
+pub(super) fn tool_output(part: &ToolInvocationPart) -> Option<ToolOutput> {
+    let call = &part.tool_invocation;
+    match call.state {
+        ToolState::Result => Some(model_output(part).unwrap_or_else(|| match &call.result {
+            Some(Value::String(text)) => ToolOutput::Text(text.clone()),
+            Some(value) => ToolOutput::Json(value.clone()),
+            None => ToolOutput::Json(Value::Null),
+        })),
+        ToolState::OutputError => Some(ToolOutput::ErrorText(error_text(call))),
+        ToolState::OutputDenied => Some(ToolOutput::Text(denial(call))),
+        ToolState::PartialCall | ToolState::Call | ToolState::ApprovalRequested | ToolState::ApprovalResponded => None,
+    }
+}
+
 /// Whether the next assistant row starts a turn of its own (MEM-087).
 fn is_sealed(row: &StoredMessage) -> bool {
     let mastra = row.content.meta("mastra");
@@ -254,7 +256,7 @@ fn model_output(part: &ToolInvocationPart) -> Option<ToolOutput> {
     serde_json::from_value(output.clone()).ok()
 }
 
-fn error_text(call: &ToolInvocation) -> String {
+pub(super) fn error_text(call: &ToolInvocation) -> String {
     match (&call.error_text, &call.result) {
         (Some(text), _) => text.clone(),
         (None, Some(Value::String(text))) => text.clone(),
@@ -290,7 +292,7 @@ fn old_invocations(row: &StoredMessage) -> Vec<ToolInvocationPart> {
 }
 
 /// Thoughts with what the provider wants back (MEM-081, LOOP-228).
-fn reasoning(part: &ReasoningPart, content: &mut Vec<AssistantPart>) {
+pub(super) fn reasoning(part: &ReasoningPart, content: &mut Vec<AssistantPart>) {
     let detail = |detail: &Value, name: &str| detail.get(name).and_then(Value::as_str).map(str::to_owned);
     let signed = |detail: &Value| detail.get("signature").is_some() || detail.get("data").is_some();
     let options = provider_options(part.provider_metadata.as_ref());
@@ -371,7 +373,7 @@ fn provider_options(metadata: Option<&Object>) -> Option<Object> {
     (!kept.is_empty()).then_some(kept)
 }
 
-fn media_type(part: &FilePart) -> String {
+pub(super) fn media_type(part: &FilePart) -> String {
     part.mime_type.clone().unwrap_or_else(|| guess_media_type(&part.data).to_owned())
 }
 
