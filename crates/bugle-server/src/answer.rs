@@ -4,11 +4,9 @@ use bugle::{
     RunOutput,
     chunk::{Chunk, Payload},
     json::{Object, Value, json},
-    message::{Part, StoredMessage},
+    message::{Part, StoredMessage, to_model_messages, to_ui_message},
     run::StepSummary,
 };
-
-use crate::ui_shim::{to_model_messages, to_ui_message};
 
 /// The JSON of a finished run.
 pub(crate) fn generated(output: &RunOutput) -> Value {

@@ -126,7 +126,7 @@ fn read_query(fields: &[Field], query: &str) -> Object {
         let Some(field) = fields.iter().find(|field| field.name == name) else { continue };
         match inner {
             None => {
-                values.insert(name, field.shape.from_text(&text));
+                values.insert(name, field.shape.read_text(&text));
             }
             Some(inner) => {
                 let object = values.entry(name).or_insert_with(|| Value::Object(Object::new()));

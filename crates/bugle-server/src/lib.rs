@@ -17,7 +17,6 @@ mod run_fields;
 mod serve;
 mod shape;
 pub mod sse;
-mod ui_shim;
 
 pub use options::{Auth, ModelResolver, Origins, ServerOptions, Token};
 pub use routes::router;

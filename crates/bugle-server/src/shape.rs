@@ -86,16 +86,14 @@ impl Shape {
             return;
         }
         match (self, value) {
-            (Self::Whole(least), Value::Number(number)) => {
-                if !number.as_u64().is_some_and(|number| number >= *least && u32::try_from(number).is_ok()) {
-                    issues.push(Issue::new(dotted(path), format!("expected a whole number of at least {least}")));
-                }
+            (Self::Whole(least), Value::Number(number))
+                if !number.as_u64().is_some_and(|number| number >= *least && u32::try_from(number).is_ok()) =>
+            {
+                issues.push(Issue::new(dotted(path), format!("expected a whole number of at least {least}")));
             }
-            (Self::OneOf(options), Value::String(text)) => {
-                if !options.contains(&text.as_str()) {
-                    let options = options.iter().map(|option| format!("\"{option}\"")).collect::<Vec<_>>().join("|");
-                    issues.push(Issue::new(dotted(path), format!("Invalid option: expected one of {options}")));
-                }
+            (Self::OneOf(options), Value::String(text)) if !options.contains(&text.as_str()) => {
+                let message = format!("Invalid option: expected one of {}", choice(options.iter().copied()));
+                issues.push(Issue::new(dotted(path), message));
             }
             (Self::List(item), Value::Array(items)) => {
                 for (index, value) in items.iter().enumerate() {
@@ -114,14 +112,13 @@ impl Shape {
             (Self::Fields(fields), Value::Object(object)) => check_fields(fields, object, path, issues),
             (Self::Tagged(tag, variants), Value::Object(object)) => {
                 let chosen = object.get(*tag).and_then(Value::as_str);
-                match variants.iter().find(|(name, _)| Some(*name) == chosen) {
-                    Some((_, fields)) => check_fields(fields, object, path, issues),
-                    None => {
-                        let names = variants.iter().map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>();
-                        path.push((*tag).to_owned());
-                        issues.push(Issue::new(dotted(path), format!("expected one of {}", names.join("|"))));
-                        path.pop();
-                    }
+                if let Some((_, fields)) = variants.iter().find(|(name, _)| Some(*name) == chosen) {
+                    check_fields(fields, object, path, issues);
+                } else {
+                    let names = choice(variants.iter().map(|(name, _)| *name));
+                    path.push((*tag).to_owned());
+                    issues.push(Issue::new(dotted(path), format!("Invalid option: expected one of {names}")));
+                    path.pop();
                 }
             }
             (Self::Either(shapes), value) => {
@@ -191,7 +188,7 @@ impl Shape {
 
     /// A query parameter's text as JSON of this shape, as well as it can be read; what cannot stays text, which the
     /// check then names.
-    pub(crate) fn from_text(&self, text: &str) -> Value {
+    pub(crate) fn read_text(&self, text: &str) -> Value {
         let read = match self {
             Self::Any | Self::Null | Self::Text | Self::OneOf(_) => None,
             Self::Flag | Self::Number | Self::Whole(_) | Self::List(_) | Self::Map(_) => {
@@ -242,6 +239,10 @@ fn fields_schema(fields: &[Field], tag: Option<(&str, &str)>) -> Value {
         schema["required"] = json!(required);
     }
     schema
+}
+
+fn choice<'a>(options: impl Iterator<Item = &'a str>) -> String {
+    options.map(|option| format!("\"{option}\"")).collect::<Vec<_>>().join("|")
 }
 
 fn dotted(path: &[String]) -> String {

@@ -135,7 +135,8 @@ impl ThreadFrames {
         match delivery {
             Delivery::Chunk(chunk) if self.event_ids => {
                 let frame = chunk.frame();
-                if frame.is_empty() {
+                // What this subscription alone is told, such as that it lags, has no place to come back to.
+                if frame.is_empty() || chunk.id.number == 0 {
                     return Some(frame);
                 }
                 let mut numbered = BytesMut::with_capacity(frame.len() + 32);
@@ -295,6 +296,25 @@ mod tests {
         drop(sender);
         assert_eq!(frames.next().await.unwrap().unwrap(), DONE);
         assert!(frames.next().await.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn http_098_idle_for_60_s_is_two_comments_and_a_body_dropped_has_let_go_of_its_source() {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let source = Fake { frames: receiver, ready: VecDeque::new() };
+        let mut frames = Box::pin(frames(source, pulse(), None));
+        let mut comments = 0;
+        let idle = async {
+            while let Some(Ok(frame)) = frames.next().await {
+                assert_eq!(frame, HEARTBEAT);
+                comments += 1;
+            }
+        };
+        assert!(tokio::time::timeout(Duration::from_mins(1), idle).await.is_err());
+        assert_eq!(comments, 2);
+        assert!(!sender.is_closed());
+        drop(frames);
+        assert!(sender.is_closed());
     }
 
     #[tokio::test]
