@@ -32,12 +32,6 @@ impl BugleBuilder {
         self
     }
 
-    /// The store, shared: what `bugle_storage::open` gives.
-    pub fn shared_storage(mut self, storage: SharedStorage) -> Self {
-        self.storage = Some(storage);
-        self
-    }
-
     /// The clock; the system's by default.
     pub fn clock(mut self, clock: SharedClock) -> Self {
         self.clock = Some(clock);
