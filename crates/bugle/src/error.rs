@@ -53,6 +53,14 @@ pub enum Error {
         /// Who took it.
         run_id: RunId,
     },
+    /// The message belongs to a run in progress (ruling 32).
+    #[error("message {id} belongs to run {run_id}, which is in progress; wait for its end or abort it")]
+    RunInProgress {
+        /// The message.
+        id: MessageId,
+        /// The run.
+        run_id: RunId,
+    },
     /// No such input waits.
     #[error("no input {0} waits on this thread")]
     UnknownInput(MessageId),
@@ -72,7 +80,7 @@ pub enum Error {
     Storage(#[from] StorageError),
     /// The run failed: what `generate` gives instead of an answer (LOOP-003).
     #[error("{}", .0.message)]
-    Run(ErrorInfo),
+    Run(Box<ErrorInfo>),
     /// A broken invariant.
     #[error("internal error: {0}; please report it")]
     Internal(&'static str),

@@ -1,5 +1,15 @@
 //! What an agent remembers: options, history, working memory, titles (MEM).
 
+mod options;
+mod title;
+mod working;
+
+pub use title::generate_title;
+pub use working::{
+    UPDATE_WORKING_MEMORY, get_working_memory, set_working_memory, strip_working_memory, update_working_memory_tool,
+    working_memory_system,
+};
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

@@ -3,9 +3,15 @@
 //! Reading and writing a row changes nothing that Bugle does not know: unknown parts, fields and metadata keys
 //! survive (MEM-041).
 
+mod input;
 mod part;
+mod prompt;
+mod ui;
 
+pub use input::{complete_tool_calls, trailing_input};
 pub use part::*;
+pub use prompt::{HISTORY_EXTRA, PromptOptions, build_prompt, build_prompt_for, history_window};
+pub use ui::{to_model_messages, to_ui_message};
 
 use serde::{Deserialize, Serialize};
 

@@ -5,7 +5,7 @@ mod scripted;
 mod settings;
 
 pub use prompt::*;
-pub use scripted::{ScriptedModel, script_blocks};
+pub use scripted::{Gate, Script, ScriptStep, ScriptedModel, script_blocks};
 pub use settings::*;
 
 use std::{fmt, sync::Arc, time::Duration};

@@ -8,6 +8,7 @@ mod normalise;
 mod stored;
 mod xml;
 
+pub use echo::echo_signal_type;
 pub use normalise::{InvalidSignal, merge_attributes, validate_attributes};
 
 use indexmap::IndexMap;

@@ -1,7 +1,9 @@
 //! Tools: what a model may call.
 
+mod limit;
 mod schema;
 
+pub use limit::limit_for_model;
 pub use schema::{ValidationReport, Validator, draft7, repair_json};
 
 use std::{fmt, future::Future, sync::Arc};

@@ -1,0 +1,41 @@
+//! What a run goes on from after a crash: small, and without the conversation, which is stored anyway (LOOP-101).
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{chunk::Usage, id::MessageId};
+
+/// The state of a run between two commits.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RunSnapshot {
+    /// The answer under construction.
+    pub message_id: MessageId,
+    /// The first answer of the run.
+    pub first_message_id: MessageId,
+    /// Counts completion checks, from 1.
+    pub iteration: u32,
+    /// Finished steps.
+    pub steps: u32,
+    /// Their usage.
+    pub usage: Usage,
+    /// Signals the run has placed.
+    pub consumed: Vec<MessageId>,
+    /// The run's stored messages.
+    pub own: Vec<MessageId>,
+    /// What it was about to do.
+    pub phase: SnapshotPhase,
+    /// Its options.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub options: Value,
+}
+
+/// What a run was about to do when it was last committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SnapshotPhase {
+    /// Ask the model.
+    Request,
+    /// Run tools: calls without a result were started.
+    Tools,
+}

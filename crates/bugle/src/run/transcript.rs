@@ -1,0 +1,258 @@
+//! The conversation as one run sees it: what was remembered, and what the run adds.
+
+use crate::{
+    id::{MessageId, ThreadKey},
+    json::json,
+    message::{MessageContent, Part, Role, StoredMessage, ToolState},
+    signal::Signal,
+    time::Timestamp,
+};
+
+/// The messages of a run, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Transcript {
+    messages: Vec<StoredMessage>,
+    marks: Vec<Mark>,
+    /// The assistant message under construction.
+    open: Option<usize>,
+    thread: Option<ThreadKey>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Remembered,
+    Context,
+    Own,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    origin: Origin,
+    /// Never stored: transient signals, context, feedback.
+    ephemeral: bool,
+    dirty: bool,
+}
+
+impl Transcript {
+    /// Begins with what memory holds.
+    pub(crate) fn new(remembered: Vec<StoredMessage>, thread: Option<ThreadKey>) -> Self {
+        let marks = vec![Mark { origin: Origin::Remembered, ephemeral: false, dirty: false }; remembered.len()];
+        Self { messages: remembered, marks, open: None, thread }
+    }
+
+    /// Begins a recovered run: of what memory holds, `own` are the run's rows, and `open` is its last answer.
+    pub(crate) fn recovered(
+        remembered: Vec<StoredMessage>,
+        thread: Option<ThreadKey>,
+        own: &[MessageId],
+        open: &MessageId,
+    ) -> Self {
+        let mut transcript = Self::new(remembered, thread);
+        for (message, mark) in transcript.messages.iter().zip(&mut transcript.marks) {
+            if own.contains(&message.id) {
+                mark.origin = Origin::Own;
+            }
+        }
+        transcript.open =
+            transcript.messages.iter().rposition(|message| message.id == *open && message.role == Role::Assistant);
+        transcript
+    }
+
+    /// All messages, for a prompt.
+    pub(crate) fn messages(&self) -> &[StoredMessage] {
+        &self.messages
+    }
+
+    /// Those that memory held.
+    pub(crate) fn remembered(&self) -> Vec<StoredMessage> {
+        self.of(Origin::Remembered)
+    }
+
+    /// Those of the run: its input and its answers.
+    pub(crate) fn own(&self) -> Vec<StoredMessage> {
+        self.of(Origin::Own)
+    }
+
+    /// The ids of the run's stored messages.
+    pub(crate) fn own_ids(&self) -> Vec<MessageId> {
+        let stored =
+            self.messages.iter().zip(&self.marks).filter(|(_, mark)| mark.origin == Origin::Own && !mark.ephemeral);
+        stored.map(|(message, _)| message.id.clone()).collect()
+    }
+
+    fn of(&self, origin: Origin) -> Vec<StoredMessage> {
+        let own = self.messages.iter().zip(&self.marks).filter(|(_, mark)| mark.origin == origin);
+        own.map(|(message, _)| message.clone()).collect()
+    }
+
+    /// The answers of the run.
+    pub(crate) fn answers(&self) -> Vec<StoredMessage> {
+        let answers = self.messages.iter().zip(&self.marks);
+        let answers = answers.filter(|(message, mark)| mark.origin == Origin::Own && message.role == Role::Assistant);
+        answers.map(|(message, _)| message.clone()).collect()
+    }
+
+    /// A time for the next message: now, but later than every one before it (SIG-042, MEM-055).
+    pub(crate) fn next_time(&self, now: Timestamp) -> Timestamp {
+        let newest = self.messages.iter().map(|message| message.created_at.as_millis()).max();
+        Timestamp::from_millis(now.as_millis().max(newest.map_or(i64::MIN, |newest| newest + 1)))
+    }
+
+    /// The time of the newest message.
+    pub(crate) fn newest(&self) -> Option<Timestamp> {
+        self.messages.iter().map(|message| message.created_at).max()
+    }
+
+    /// Adds context that is never stored.
+    pub(crate) fn add_context(&mut self, message: StoredMessage) {
+        self.push(message, Mark { origin: Origin::Context, ephemeral: true, dirty: false });
+    }
+
+    /// Adds an input message of a plain run. System messages are never stored (MEM-052).
+    pub(crate) fn add_input(&mut self, message: StoredMessage) {
+        let ephemeral = message.role == Role::System;
+        self.push(message, Mark { origin: Origin::Own, ephemeral, dirty: !ephemeral });
+    }
+
+    /// Adds text on the user's side that is never stored (ruling 10).
+    pub(crate) fn add_feedback(&mut self, message: StoredMessage) {
+        self.push(message, Mark { origin: Origin::Own, ephemeral: true, dirty: false });
+    }
+
+    /// A remembered message was changed: a client's result completed a call (MEM-057).
+    pub(crate) fn touch(&mut self, id: &MessageId) {
+        if let Some(at) = self.messages.iter().position(|message| message.id == *id) {
+            self.marks[at].dirty = !self.marks[at].ephemeral;
+        }
+    }
+
+    pub(crate) fn messages_mut(&mut self) -> &mut [StoredMessage] {
+        &mut self.messages
+    }
+
+    /// Places a signal and gives it as placed. A transient one takes the place of an earlier copy (SIG-026).
+    pub(crate) fn place(&mut self, signal: &Signal, now: Timestamp) -> Signal {
+        if signal.transient {
+            self.remove_transient(signal);
+        }
+        let placed = signal.placed(self.next_time(now));
+        let mark = Mark { origin: Origin::Own, ephemeral: signal.transient, dirty: !signal.transient };
+        self.push(placed.to_stored(self.thread.as_ref(), placed.created_at), mark);
+        placed
+    }
+
+    fn remove_transient(&mut self, signal: &Signal) {
+        let same = |message: &StoredMessage| {
+            Signal::from_stored(message).is_some_and(|known| {
+                known.transient
+                    && (known.id == signal.id
+                        || known.signal_type == signal.signal_type
+                            && known.tag_name == signal.tag_name
+                            && known.contents == signal.contents)
+            })
+        };
+        while let Some(at) = self.messages.iter().position(same) {
+            self.messages.remove(at);
+            self.marks.remove(at);
+            self.open = self.open.and_then(|open| if open > at { Some(open - 1) } else { (open < at).then_some(open) });
+        }
+    }
+
+    fn push(&mut self, message: StoredMessage, mark: Mark) {
+        self.messages.push(message);
+        self.marks.push(mark);
+    }
+
+    /// Seals the answer under construction: what follows is another message (SIG-043). `false` if there is none.
+    pub(crate) fn seal(&mut self) -> bool {
+        let Some(open) = self.open.take() else { return false };
+        let metadata = self.messages[open].content.metadata_mut();
+        let mastra = metadata.entry("mastra").or_insert_with(|| json!({}));
+        mastra["responseBoundary"] = json!(true);
+        self.marks[open].dirty = true;
+        true
+    }
+
+    /// The answer with this id, made if there is none.
+    pub(crate) fn answer(&mut self, id: &MessageId, now: Timestamp) -> &mut StoredMessage {
+        let at = match self.open {
+            Some(at) if self.messages[at].id == *id => at,
+            _ => {
+                let created_at = self.next_time(now);
+                let mut message = StoredMessage {
+                    id: id.clone(),
+                    role: Role::Assistant,
+                    created_at,
+                    thread_id: None,
+                    resource_id: None,
+                    kind: None,
+                    content: MessageContent::default(),
+                };
+                if let Some(thread) = &self.thread {
+                    message = message.on(thread);
+                }
+                self.push(message, Mark { origin: Origin::Own, ephemeral: false, dirty: true });
+                self.messages.len() - 1
+            }
+        };
+        self.open = Some(at);
+        self.marks[at].dirty = true;
+        &mut self.messages[at]
+    }
+
+    /// The answer under construction, if it has begun.
+    pub(crate) fn open_answer(&mut self) -> Option<&mut StoredMessage> {
+        let at = self.open?;
+        self.marks[at].dirty = true;
+        Some(&mut self.messages[at])
+    }
+
+    /// What has changed since the last call, for a commit.
+    pub(crate) fn take_dirty(&mut self) -> Vec<StoredMessage> {
+        let mut dirty = Vec::new();
+        for (message, mark) in self.messages.iter_mut().zip(&mut self.marks) {
+            if !mark.dirty || mark.ephemeral {
+                continue;
+            }
+            if message.role == Role::Assistant {
+                refresh_text(message);
+                if message.content.parts.is_empty() {
+                    continue;
+                }
+            }
+            mark.dirty = false;
+            dirty.push(message.clone());
+        }
+        dirty
+    }
+
+    /// Whether a call with this id exists already (LOOP-079).
+    pub(crate) fn has_call(&self, id: &str) -> bool {
+        self.messages.iter().any(|message| {
+            message
+                .content
+                .parts
+                .iter()
+                .any(|part| matches!(part, Part::ToolInvocation(call) if call.tool_invocation.tool_call_id == id))
+        })
+    }
+}
+
+/// The plain copy of an answer's text (MEM-040).
+fn refresh_text(message: &mut StoredMessage) {
+    let text: String = message
+        .content
+        .parts
+        .iter()
+        .filter_map(|part| match part {
+            Part::Text(text) => Some(text.text.as_str()),
+            _ => None,
+        })
+        .collect();
+    message.content.content = (!text.is_empty()).then_some(text);
+}
+
+/// Whether a part is a call that ran or will run.
+pub(crate) fn is_call(part: &Part, state: ToolState) -> bool {
+    matches!(part, Part::ToolInvocation(call) if call.tool_invocation.state == state)
+}

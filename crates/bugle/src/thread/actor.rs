@@ -1,0 +1,808 @@
+//! The actor of one thread: takes letters one at a time, lets the machine decide, and performs what it says.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Notify, mpsc, oneshot, watch},
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    hub::{ThreadRef, View},
+    input::{Input, Routed, Send as SendInput, Ticket},
+    journal::{Done, Journal, Op, same_error},
+    log::{DirectEnd, RunShared, StreamLog},
+    machine::{
+        ClaimFailed, Journal as JournalAnswer, RecoveredRun, Refusal, RunSource, StartRun, ThreadEffect, ThreadEvent,
+        ThreadMachine,
+    },
+    subscription::Subscription,
+};
+use crate::{
+    agent::Agent,
+    chunk::{
+        Chunk, ChunkBody, ErrorInfo, EventId, FinishReason, Payload, StepFinishPayload, StepOutput, StepResult, Usage,
+    },
+    error::Error,
+    id::{MessageId, RunId, ThreadKey},
+    run::{RunOptions, RunOutput, RunSeed, SeedKind},
+    runtime::{
+        AbortOptions, ActiveBehavior, EditInput, IdleBehavior, Inner, Outcome, PendingInput, PromoteTo, Promoted,
+        RunInput, SubscribeOptions,
+    },
+    signal::{Attributes, Signal},
+    storage::{EntryOutcome, InboxEntry, Lease, NewThread, RunRecord, RunStatus, StorageError},
+    time::Timestamp,
+};
+
+/// An idle thread without subscribers keeps its log this long, for those who reconnect.
+const LINGER: Duration = Duration::from_secs(30);
+
+/// What an actor is told or asked.
+#[derive(Debug)]
+pub(crate) enum Letter {
+    Send(Box<SendLetter>),
+    /// Answered with the log and where the run's chunks begin.
+    Direct {
+        request: Box<DirectRequest>,
+        reply: oneshot::Sender<(Arc<StreamLog>, u64)>,
+    },
+    Drain {
+        run_id: RunId,
+        reply: oneshot::Sender<Vec<Input>>,
+    },
+    RunEnded {
+        run_id: RunId,
+        returned: Vec<Input>,
+        failed_to_start: bool,
+    },
+    StepEnded,
+    LeaseLost,
+    Cancel {
+        ids: Vec<MessageId>,
+        reply: oneshot::Sender<Vec<MessageId>>,
+    },
+    CancelGroup {
+        agent_id: String,
+        group: String,
+        reply: oneshot::Sender<Vec<MessageId>>,
+    },
+    Abort {
+        options: AbortOptions,
+        reply: oneshot::Sender<bool>,
+    },
+    Promote {
+        id: MessageId,
+        to: PromoteTo,
+        reply: oneshot::Sender<Result<Promoted, Error>>,
+    },
+    Edit {
+        id: MessageId,
+        edit: EditInput,
+        reply: oneshot::Sender<Result<Signal, Error>>,
+    },
+    Pending {
+        reply: oneshot::Sender<Vec<PendingInput>>,
+    },
+    Subscribe {
+        options: SubscribeOptions,
+        last_event: Option<EventId>,
+        reply: oneshot::Sender<Subscription>,
+    },
+    Recover {
+        reply: oneshot::Sender<()>,
+    },
+}
+
+/// Input on its way in.
+#[derive(Debug)]
+pub(crate) struct SendLetter {
+    pub(crate) input: Input,
+    pub(crate) active: ActiveBehavior,
+    pub(crate) idle: IdleBehavior,
+    pub(crate) active_attributes: Option<Attributes>,
+    pub(crate) idle_attributes: Option<Attributes>,
+    pub(crate) by_run: bool,
+    pub(crate) accepted: oneshot::Sender<Result<Outcome, Error>>,
+    pub(crate) persisted: oneshot::Sender<Result<(), Error>>,
+}
+
+/// A plain run that asks for its turn.
+#[derive(Debug)]
+pub(crate) struct DirectRequest {
+    pub(crate) agent: Agent,
+    pub(crate) input: RunInput,
+    pub(crate) options: Arc<RunOptions>,
+    pub(crate) shared: Arc<RunShared>,
+    pub(crate) output: Option<oneshot::Sender<RunOutput>>,
+    /// Served before the queue (SIG-370).
+    pub(crate) continuation: bool,
+    pub(crate) streaming: bool,
+}
+
+/// What ties a run to its thread.
+#[derive(Debug, Clone)]
+pub(crate) struct ThreadLink {
+    pub(crate) key: ThreadKey,
+    pub(crate) epoch: u64,
+    pub(crate) thread: ThreadRef,
+    /// Input waits that may interrupt.
+    pub(crate) nudge: Arc<Notify>,
+    /// The newest time given to a message of this thread, in ms (SIG-042).
+    pub(crate) placed: Arc<AtomicI64>,
+}
+
+impl ThreadLink {
+    /// Messages up to `at` exist.
+    pub(crate) fn placed_up_to(&self, at: Timestamp) {
+        self.placed.fetch_max(at.as_millis(), Ordering::AcqRel);
+    }
+
+    pub(crate) async fn tell(&self, letter: Letter) {
+        // The actor outlives its run unless the runtime is stopping.
+        let _ = self.thread.mailbox.send(Box::new(letter)).await;
+    }
+}
+
+fn next_time(placed: &AtomicI64, now: Timestamp) -> Timestamp {
+    let now = now.as_millis();
+    let last = placed.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| Some(now.max(last + 1)));
+    Timestamp::from_millis(now.max(last.unwrap_or_default() + 1))
+}
+
+/// An answer that somebody waits for.
+#[derive(Debug)]
+enum Waiting {
+    Sent { accepted: oneshot::Sender<Result<Outcome, Error>>, persisted: Option<oneshot::Sender<Result<(), Error>>> },
+    Persisted(oneshot::Sender<Result<(), Error>>),
+    Drain(oneshot::Sender<Vec<Input>>),
+    Ids(oneshot::Sender<Vec<MessageId>>),
+    Aborted(oneshot::Sender<bool>),
+    Promoted(oneshot::Sender<Result<Promoted, Error>>),
+    Edited(oneshot::Sender<Result<Signal, Error>>),
+}
+
+#[derive(Debug)]
+struct LiveRun {
+    shared: Arc<RunShared>,
+    nudge: Arc<Notify>,
+    options: Arc<RunOptions>,
+}
+
+struct Actor {
+    inner: Arc<Inner>,
+    key: ThreadKey,
+    thread: ThreadRef,
+    view: watch::Sender<View>,
+    machine: ThreadMachine,
+    journal: Journal,
+    replies: HashMap<Ticket, Waiting>,
+    next_ticket: Ticket,
+    direct: HashMap<RunId, DirectRequest>,
+    run: Option<LiveRun>,
+    /// Errors of the journal, by the input they refused.
+    refused: HashMap<MessageId, Error>,
+    /// Persist writes in flight: the ticket of their `persisted`, and whether they echo.
+    persists: HashMap<MessageId, PersistWrite>,
+    /// Echoes of idle persists that wait for the step's end (SIG-342).
+    held_echoes: Vec<(String, Signal)>,
+    epoch: u64,
+    placed: Arc<AtomicI64>,
+    retry_at: Option<Instant>,
+    recovering: Vec<oneshot::Sender<()>>,
+}
+
+struct PersistWrite {
+    ticket: Option<Ticket>,
+    echo: Option<(String, Signal)>,
+    given_up: bool,
+}
+
+/// Runs the actor until the thread is idle and nobody watches, or the runtime ends.
+pub(super) async fn run(
+    inner: Arc<Inner>,
+    key: ThreadKey,
+    thread: ThreadRef,
+    mut letters: mpsc::Receiver<Box<Letter>>,
+    view: watch::Sender<View>,
+) {
+    let stop = inner.hub.stop.clone();
+    let journal = Journal::new(inner.storage.clone(), key.clone(), inner.lease_ttl);
+    let renew_every = inner.lease_ttl / 3;
+    let mut actor = Actor {
+        journal,
+        key,
+        thread,
+        view,
+        machine: ThreadMachine::default(),
+        replies: HashMap::new(),
+        next_ticket: 0,
+        direct: HashMap::new(),
+        run: None,
+        refused: HashMap::new(),
+        persists: HashMap::new(),
+        held_echoes: Vec::new(),
+        epoch: 0,
+        placed: Arc::default(),
+        retry_at: None,
+        recovering: Vec::new(),
+        inner,
+    };
+    let mut renew_at = Instant::now() + renew_every;
+    let mut idle_since: Option<Instant> = None;
+    loop {
+        let resting = actor.machine.is_idle() && actor.journal.is_idle();
+        let watched = actor.thread.subscribers.load(Ordering::Acquire) > 0;
+        if resting && !watched {
+            idle_since.get_or_insert_with(Instant::now);
+        } else {
+            idle_since = None;
+        }
+        let event = tokio::select! {
+            biased;
+            () = stop.cancelled() => break,
+            letter = letters.recv() => match letter {
+                Some(letter) => Happened::Letter(letter),
+                None => break,
+            },
+            done = actor.journal.next() => Happened::Journal(done),
+            () = sleep_until(actor.retry_at.unwrap_or_else(far)), if actor.retry_at.is_some() => Happened::Retry,
+            () = sleep_until(renew_at), if !resting && actor.epoch > 0 => Happened::Renew,
+            () = actor.thread.left.notified(), if resting => Happened::Left,
+            () = sleep_until(idle_since.unwrap_or_else(far) + LINGER), if idle_since.is_some() => Happened::Idle,
+        };
+        match event {
+            Happened::Letter(letter) => actor.letter(*letter),
+            Happened::Journal(done) => actor.journal_done(done),
+            Happened::Retry => {
+                actor.retry_at = None;
+                actor.feed(ThreadEvent::RetryDue);
+            }
+            Happened::Renew => {
+                renew_at = Instant::now() + renew_every;
+                actor.journal.push(Op::Claim);
+            }
+            Happened::Left => {}
+            Happened::Idle => {
+                // Nothing new may slip in between the last look and the end.
+                letters.close();
+                match letters.try_recv() {
+                    Ok(letter) => actor.letter(*letter),
+                    Err(_) => break,
+                }
+            }
+        }
+    }
+    actor.thread.log.close();
+    let (inner, key, thread) = (actor.inner.clone(), actor.key.clone(), actor.thread.clone());
+    inner.hub.forget(&key, &thread);
+    if actor.epoch > 0 && !stop.is_cancelled() {
+        actor.journal.push(Op::Release);
+        while !actor.journal.is_idle() {
+            actor.journal.next().await;
+        }
+    }
+}
+
+enum Happened {
+    Letter(Box<Letter>),
+    Journal(Done),
+    Retry,
+    Renew,
+    Left,
+    Idle,
+}
+
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(86_400)
+}
+
+impl Actor {
+    fn ticket(&mut self, waiting: Waiting) -> Ticket {
+        self.next_ticket += 1;
+        self.replies.insert(self.next_ticket, waiting);
+        self.next_ticket
+    }
+
+    fn letter(&mut self, letter: Letter) {
+        match letter {
+            Letter::Send(send) => self.send(*send),
+            Letter::Direct { request, reply } => {
+                let _ = reply.send((self.thread.log.clone(), self.thread.log.live()));
+                let event = ThreadEvent::Direct {
+                    run_id: request.shared.run_id.clone(),
+                    agent_id: request.agent.id().to_owned(),
+                    continuation: request.continuation,
+                };
+                self.direct.insert(request.shared.run_id.clone(), *request);
+                self.feed(event);
+            }
+            Letter::Drain { run_id, reply } => {
+                let ticket = self.ticket(Waiting::Drain(reply));
+                self.feed(ThreadEvent::Drain { run_id, ticket });
+            }
+            Letter::RunEnded { run_id, returned, failed_to_start } => {
+                self.run = None;
+                self.inner.hub.run_ended(&run_id);
+                self.release_echoes();
+                self.feed(ThreadEvent::RunEnded { run_id, returned, failed_to_start });
+            }
+            Letter::StepEnded => self.release_echoes(),
+            Letter::LeaseLost => {
+                self.epoch = 0;
+                self.machine.lease_gone();
+            }
+            Letter::Cancel { ids, reply } => {
+                let ticket = self.ticket(Waiting::Ids(reply));
+                self.feed(ThreadEvent::Cancel { ticket, ids });
+            }
+            Letter::CancelGroup { agent_id, group, reply } => {
+                let ticket = self.ticket(Waiting::Ids(reply));
+                self.feed(ThreadEvent::CancelGroup { ticket, agent_id, group });
+            }
+            Letter::Abort { options, reply } => {
+                let ticket = self.ticket(Waiting::Aborted(reply));
+                self.feed(ThreadEvent::Abort { ticket, options });
+            }
+            Letter::Promote { id, to, reply } => {
+                let ticket = self.ticket(Waiting::Promoted(reply));
+                self.feed(ThreadEvent::Promote { ticket, id, to });
+            }
+            Letter::Edit { id, edit, reply } => {
+                let ticket = self.ticket(Waiting::Edited(reply));
+                let EditInput { contents, attributes } = edit;
+                self.feed(ThreadEvent::Edit { ticket, id, contents, attributes });
+            }
+            Letter::Pending { reply } => {
+                let waiting = self.machine.waiting().into_iter().map(|(mode, run_id, input)| PendingInput {
+                    signal_id: input.id().clone(),
+                    mode,
+                    agent_id: input.entry.agent_id.clone(),
+                    accepted_at: input.entry.signal.accepted_at,
+                    run_id,
+                    signal: input.entry.signal.clone(),
+                });
+                // The asker may have gone.
+                let _ = reply.send(waiting.collect());
+            }
+            Letter::Subscribe { options, last_event, reply } => {
+                self.thread.subscribed();
+                let subscription =
+                    Subscription::new(self.thread.log.clone(), self.thread.clone(), &options, last_event);
+                let _ = reply.send(subscription);
+            }
+            Letter::Recover { reply } => {
+                self.recovering.push(reply);
+                self.journal.push(Op::Recover);
+            }
+        }
+    }
+
+    fn send(&mut self, letter: SendLetter) {
+        let SendLetter { mut input, active, idle, active_attributes, idle_attributes, by_run, accepted, persisted } =
+            letter;
+        if !input.own_options
+            && let Some(run) = &self.run
+        {
+            // It waits behind this run and takes over its options, never its context or callbacks (SIG-252).
+            input.options = Arc::new(run.options.for_follow_up(input.options.inherit_request_context));
+        }
+        input.entry.options = input.options.to_stored();
+        let ticket = self.ticket(Waiting::Sent { accepted, persisted: Some(persisted) });
+        let send = SendInput { ticket, input, active, idle, active_attributes, idle_attributes, by_run };
+        self.feed(ThreadEvent::Send(Box::new(send)));
+    }
+
+    fn recovered(&mut self, found: Result<(Vec<InboxEntry>, Vec<RunRecord>), StorageError>) {
+        match found {
+            Ok((entries, runs)) => {
+                let inputs = entries.into_iter().map(|entry| Input {
+                    options: Arc::new(RunOptions::from_stored(&entry.options)),
+                    own_options: true,
+                    journaled: true,
+                    entry,
+                });
+                let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
+                let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
+                let event = ThreadEvent::Recovered { inputs: inputs.collect(), runs: runs.collect() };
+                self.feed(event);
+            }
+            Err(error) => tracing::error!(thread = %self.key, %error, "what an earlier process left cannot be read"),
+        }
+        for reply in std::mem::take(&mut self.recovering) {
+            let _ = reply.send(());
+        }
+    }
+
+    fn feed(&mut self, event: ThreadEvent) {
+        let effects = self.machine.apply(event);
+        for effect in effects {
+            self.perform(effect);
+        }
+        let active_run = self.machine.active_run();
+        if self.view.borrow().active_run.as_ref() != active_run {
+            let active_run = active_run.cloned();
+            self.view.send_modify(|view| view.active_run = active_run);
+        }
+    }
+
+    fn perform(&mut self, effect: ThreadEffect) {
+        match effect {
+            ThreadEffect::Journal(input) => self.journal.push(Op::Append(vec![input.entry])),
+            ThreadEffect::Claim => self.journal.push(Op::Claim),
+            ThreadEffect::StartRun(start) => self.start_run(start),
+            ThreadEffect::Nudge { interrupt } => {
+                if interrupt && let Some(run) = &self.run {
+                    run.nudge.notify_one();
+                }
+            }
+            ThreadEffect::AbortRun { rollback } => {
+                if let Some(run) = &self.run {
+                    run.shared.stop(rollback);
+                }
+            }
+            ThreadEffect::Drained { ticket, inputs } => {
+                if let Some(Waiting::Drain(reply)) = self.replies.remove(&ticket)
+                    && let Err(inputs) = reply.send(inputs)
+                {
+                    tracing::error!(thread = %self.key, lost = inputs.len(), "a run ended while it took in input");
+                }
+            }
+            ThreadEffect::Routed { ticket, routed } => self.routed(ticket, *routed),
+            ThreadEffect::Refused { ticket, why } => self.refuse(ticket, why),
+            ThreadEffect::JournalRefused { ticket, id } => {
+                let error =
+                    self.refused.remove(&id).unwrap_or(Error::Internal("an input was refused without a reason"));
+                if let Some(Waiting::Sent { accepted, .. }) = self.replies.remove(&ticket) {
+                    let _ = accepted.send(Err(error));
+                }
+            }
+            ThreadEffect::DirectRefused { run_id } => self.refuse_direct(&run_id),
+            ThreadEffect::Persist { ticket, input, echo } => self.persist(ticket, *input, echo),
+            ThreadEffect::GiveUp(input) => self.give_up(*input),
+            ThreadEffect::RemoveJournal { ids, why } => self.journal.push(Op::Remove { ids, why }),
+            ThreadEffect::UpdateJournal(entry) => self.journal.push(Op::Update(entry)),
+            ThreadEffect::Cancelled { ticket, ids } => {
+                if let Some(Waiting::Ids(reply)) = self.replies.remove(&ticket) {
+                    let _ = reply.send(ids);
+                }
+            }
+            ThreadEffect::Aborted { ticket, stopped } => {
+                if let Some(Waiting::Aborted(reply)) = self.replies.remove(&ticket) {
+                    let _ = reply.send(stopped);
+                }
+            }
+            ThreadEffect::Promoted { ticket, run_id, to } => {
+                if let Some(Waiting::Promoted(reply)) = self.replies.remove(&ticket) {
+                    let _ = reply.send(Ok(Promoted { run_id, to }));
+                }
+            }
+            ThreadEffect::Edited { ticket, signal } => {
+                if let Some(Waiting::Edited(reply)) = self.replies.remove(&ticket) {
+                    let _ = reply.send(Ok(*signal));
+                }
+            }
+            ThreadEffect::RetryAfter { attempts } => {
+                let wait = match attempts {
+                    0 | 1 => 1,
+                    2 => 5,
+                    _ => 30,
+                };
+                self.retry_at = Some(Instant::now() + Duration::from_secs(wait));
+            }
+            ThreadEffect::QueueCount(count) => self.view.send_modify(|view| view.queue_count = count),
+        }
+    }
+
+    fn routed(&mut self, ticket: Ticket, routed: Routed) {
+        let Routed { action, run_id, signal, waiting_for } = routed;
+        if let Some(Waiting::Sent { accepted, persisted }) = self.replies.remove(&ticket) {
+            let _ = accepted.send(Ok(Outcome { action, run_id, waiting_for, signal }));
+            match persisted {
+                Some(persisted) if action == crate::runtime::Action::Persist => {
+                    self.replies.insert(ticket, Waiting::Persisted(persisted));
+                }
+                Some(persisted) => {
+                    let _ = persisted.send(Ok(()));
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn refuse(&mut self, ticket: Ticket, why: Refusal) {
+        let error = match why {
+            Refusal::Limit => Error::InputLimit(self.key.clone()),
+            Refusal::DifferentContent(id) => StorageError::DifferentContent { id }.into(),
+            Refusal::Taken(id, run_id) => Error::AlreadyTaken { id, run_id },
+            Refusal::Unknown(id) => Error::UnknownInput(id),
+        };
+        match self.replies.remove(&ticket) {
+            Some(Waiting::Sent { accepted, .. }) => {
+                let _ = accepted.send(Err(error));
+            }
+            Some(Waiting::Promoted(reply)) => {
+                let _ = reply.send(Err(error));
+            }
+            Some(Waiting::Edited(reply)) => {
+                let _ = reply.send(Err(error));
+            }
+            _ => {}
+        }
+    }
+
+    fn refuse_direct(&mut self, run_id: &RunId) {
+        let Some(request) = self.direct.remove(run_id) else { return };
+        let message = format!("thread {} cannot be owned now; try again", self.key);
+        let error = ErrorInfo::new("ThreadUnavailable", message);
+        let chunks = crate::run::failed_direct(run_id, &error);
+        self.thread.log.end_run(&request.shared, None, DirectEnd { replaces_last: false, chunks });
+    }
+
+    fn persist(&mut self, ticket: Ticket, input: Input, echo: bool) {
+        let agent = self.inner.agent_by_id(&input.entry.agent_id);
+        if agent.as_ref().is_none_or(|agent| agent.memory().is_none()) {
+            // Nothing is written, so nothing is shown (SIG-133).
+            if let Some(Waiting::Persisted(reply)) = self.replies.remove(&ticket) {
+                let _ = reply.send(Err(Error::NoMemory(input.entry.agent_id)));
+            }
+            return;
+        }
+        let echo = echo.then(|| (input.entry.agent_id.clone(), input.entry.signal.clone()));
+        self.write_row(input.entry.signal, PersistWrite { ticket: Some(ticket), echo, given_up: false });
+    }
+
+    fn give_up(&mut self, input: Input) {
+        tracing::error!(thread = %self.key, signal = %input.id(), "no run could be started for this input; it is stored unanswered");
+        self.write_row(input.entry.signal, PersistWrite { ticket: None, echo: None, given_up: true });
+    }
+
+    fn write_row(&mut self, signal: Signal, write: PersistWrite) {
+        let placed_at = next_time(&self.placed, self.inner.clock.now());
+        let message = Box::new(signal.to_stored(Some(&self.key), placed_at));
+        let create = self.key.resource_id.as_deref().map(|resource| NewThread {
+            id: Some(self.key.thread_id.to_string()),
+            resource_id: resource.to_owned(),
+            ..NewThread::default()
+        });
+        let epoch = (self.epoch > 0).then_some(self.epoch);
+        let consumes = write.given_up;
+        self.persists.insert(message.id.clone(), write);
+        self.journal.push(Op::Persist { message, create, epoch, consumes });
+    }
+
+    fn start_run(&mut self, start: StartRun) {
+        let StartRun { run_id, agent_id, source, aborted } = start;
+        let nudge = Arc::new(Notify::new());
+        let link = ThreadLink {
+            key: self.key.clone(),
+            epoch: self.epoch,
+            thread: self.thread.clone(),
+            nudge: nudge.clone(),
+            placed: self.placed.clone(),
+        };
+        let (kind, shared, options, agent, output, streaming) = match source {
+            RunSource::Input(first) => {
+                let agent = self.inner.agent_by_id(&agent_id);
+                (SeedKind::Woken, RunShared::new(run_id.clone()), first.options.clone(), agent, None, true)
+            }
+            RunSource::Direct => match self.direct.remove(&run_id) {
+                Some(request) => {
+                    let DirectRequest { agent, input, options, shared, output, streaming, .. } = request;
+                    (SeedKind::Direct(Box::new(input)), shared, options, Some(agent), output, streaming)
+                }
+                None => {
+                    return self.feed(ThreadEvent::RunEnded { run_id, returned: Vec::new(), failed_to_start: false });
+                }
+            },
+            RunSource::Record => {
+                let agent = self.inner.agent_by_id(&agent_id);
+                let options = Arc::new(RunOptions::default());
+                (SeedKind::Recorded, RunShared::new(run_id.clone()), options, agent, None, true)
+            }
+        };
+        let Some(agent) = agent else {
+            tracing::error!(thread = %self.key, agent = agent_id, "the agent of this input is not registered");
+            let error = ErrorInfo::new("UnknownAgent", format!("Agent with id {agent_id} not found"));
+            self.thread.log.push(Chunk::agent(&run_id, Payload::Error { error }));
+            return self.feed(ThreadEvent::RunEnded { run_id, returned: Vec::new(), failed_to_start: true });
+        };
+        if aborted {
+            shared.stop(false);
+        }
+        self.inner.hub.run_started(&run_id, &self.key);
+        self.run = Some(LiveRun { shared: shared.clone(), nudge, options: options.clone() });
+        let seed = RunSeed {
+            agent,
+            options,
+            kind,
+            shared,
+            log: self.thread.log.clone(),
+            link: Some(link),
+            output,
+            inner: self.inner.clone(),
+            streaming,
+        };
+        self.inner.hub.tasks.spawn(crate::run::drive(seed));
+    }
+
+    fn journal_done(&mut self, done: Done) {
+        match done {
+            Done::Appended { entries, result } => self.appended(entries, result),
+            Done::Claimed(result) => {
+                let held = self.lease(result.map_err(Error::from));
+                self.feed(ThreadEvent::Claimed(if held { Ok(()) } else { Err(ClaimFailed) }));
+            }
+            Done::Persisted { message, epoch, result } => {
+                if let Some(epoch) = epoch {
+                    self.own(epoch);
+                }
+                self.persisted(&message, result);
+            }
+            Done::Recovered(found) => self.recovered(found),
+            Done::Quiet => {}
+        }
+    }
+
+    fn appended(
+        &mut self,
+        entries: Vec<crate::storage::InboxEntry>,
+        result: Result<crate::storage::Accepted, StorageError>,
+    ) {
+        let accepted = match result {
+            Ok(accepted) => accepted,
+            // One bad entry must not refuse its neighbours.
+            Err(StorageError::DifferentContent { .. }) if entries.len() > 1 => {
+                return self.journal.retry_apart(entries);
+            }
+            Err(error) => {
+                for entry in entries {
+                    let id = entry.signal.id;
+                    self.refused.insert(id.clone(), same_error(&error));
+                    self.feed(ThreadEvent::Journaled { id: id.clone(), result: JournalAnswer::Failed });
+                    self.refused.remove(&id);
+                }
+                return;
+            }
+        };
+        let elsewhere = match accepted.lease {
+            Some(Lease::HeldBy { owner }) => Some(owner),
+            Some(Lease::Held { epoch }) => {
+                self.own(epoch);
+                None
+            }
+            None => None,
+        };
+        if let Some(owner) = elsewhere {
+            let ids: Vec<MessageId> = entries.iter().map(|entry| entry.signal.id.clone()).collect();
+            self.journal.push(Op::Remove { ids: ids.clone(), why: crate::storage::InboxEnd::Dropped });
+            for id in ids {
+                let error = Error::OwnedElsewhere { thread: self.key.clone(), owner: owner.clone() };
+                self.refused.insert(id.clone(), error);
+                self.feed(ThreadEvent::Journaled { id: id.clone(), result: JournalAnswer::Failed });
+                self.refused.remove(&id);
+            }
+            return;
+        }
+        for (entry, outcome) in entries.into_iter().zip(accepted.entries) {
+            let result = match outcome {
+                EntryOutcome::Appended { position } => JournalAnswer::Appended { position },
+                EntryOutcome::Waiting { run_id } => JournalAnswer::Known { run_id: Some(run_id) },
+                EntryOutcome::Placed { run_id } => JournalAnswer::Known { run_id },
+            };
+            self.feed(ThreadEvent::Journaled { id: entry.signal.id, result });
+        }
+    }
+
+    /// Takes in the answer to a claim; `true` if the thread is ours.
+    fn lease(&mut self, result: Result<Lease, Error>) -> bool {
+        match result {
+            Ok(Lease::Held { epoch }) => {
+                self.own(epoch);
+                true
+            }
+            Ok(Lease::HeldBy { owner }) => {
+                tracing::warn!(thread = %self.key, owner, "the thread is owned by another process");
+                self.lose();
+                false
+            }
+            Err(error) => {
+                tracing::error!(thread = %self.key, %error, "the thread's lease could not be taken");
+                // A run at work keeps its epoch; the store refuses its writes if it is stale.
+                self.epoch > 0
+            }
+        }
+    }
+
+    fn own(&mut self, epoch: u64) {
+        if self.epoch != 0 && self.epoch != epoch && self.run.is_some() {
+            // Somebody else has owned the thread in between: what the run writes would be refused (ruling 4).
+            self.lose_run();
+        }
+        self.epoch = epoch;
+        self.thread.log.begin_epoch(epoch);
+    }
+
+    fn lose(&mut self) {
+        self.epoch = 0;
+        self.machine.lease_gone();
+        self.lose_run();
+    }
+
+    fn lose_run(&mut self) {
+        if let Some(run) = &self.run {
+            run.shared.fence();
+        }
+    }
+
+    fn persisted(&mut self, message: &crate::message::StoredMessage, result: Result<(), StorageError>) {
+        let Some(write) = self.persists.remove(&message.id) else { return };
+        let written = result.is_ok();
+        if let Err(error) = &result {
+            tracing::error!(thread = %self.key, %error, "a row could not be written");
+        }
+        if let Some(Waiting::Persisted(reply)) = write.ticket.and_then(|ticket| self.replies.remove(&ticket)) {
+            let _ = reply.send(result.map_err(Error::from));
+        }
+        if write.given_up {
+            let text = format!("no run could be started for signal {}; it is stored unanswered", message.id);
+            let mut error = ErrorInfo::new("InputGivenUp", text);
+            error.details = Some(serde_json::json!({ "signalId": message.id }));
+            self.thread.log.push(Chunk::agent(&RunId::random(), Payload::Error { error }));
+        }
+        // The echo shows what a load would give (SIG-051), after the write and in order (SIG-341).
+        if written
+            && let Some((agent_id, _)) = write.echo
+            && let Some(placed) = Signal::from_stored(message)
+        {
+            self.held_echoes.push((agent_id, placed));
+            if self.run.is_none() {
+                self.release_echoes();
+            }
+        }
+    }
+
+    /// Shows idle persists as runs of their own kind (SIG-340).
+    fn release_echoes(&mut self) {
+        for (agent_id, signal) in std::mem::take(&mut self.held_echoes) {
+            let run_id = RunId::random();
+            let message_id: MessageId = format!("persisted-signal:{}", signal.id).into();
+            let start = Payload::Start { id: agent_id, message_id: message_id.clone() };
+            let zero =
+                Usage { input_tokens: Some(0), output_tokens: Some(0), total_tokens: Some(0), ..Usage::default() };
+            let finish = Payload::Finish(Box::new(StepFinishPayload {
+                message_id,
+                step_result: StepResult {
+                    reason: FinishReason::Stop,
+                    raw_reason: None,
+                    is_continued: false,
+                    warnings: Vec::new(),
+                    message_id: None,
+                    stop_cause: None,
+                },
+                metadata: crate::chunk::ResponseMetadata::default(),
+                output: StepOutput { usage: zero, ..StepOutput::default() },
+                messages: None,
+                response: None,
+                processor_retry_count: 0,
+                is_task_complete_check_failed: None,
+                consumed_signal_ids: Vec::new(),
+                unanswered_signal_ids: Vec::new(),
+                warnings: Vec::new(),
+            }));
+            let mut echo = signal.echo(&run_id);
+            if let ChunkBody::Data(data) = &mut echo.body {
+                // Always `data-signal`, whatever its type: the run is no run of a user (SIG-340).
+                data.kind = "data-signal".to_owned();
+            }
+            self.thread.log.push_all([Chunk::agent(&run_id, start), echo, Chunk::agent(&run_id, finish)]);
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Input as the thread holds it, and what routing decides about it.
+
+use std::sync::Arc;
+
+use crate::{
+    id::{MessageId, RunId},
+    run::RunOptions,
+    runtime::{Action, ActiveBehavior, IdleBehavior},
+    signal::{Attributes, Signal},
+    storage::InboxEntry,
+};
+
+/// Names a caller who waits for an answer; the actor keeps the channel.
+pub(crate) type Ticket = u64;
+
+/// One accepted input.
+#[derive(Debug, Clone)]
+pub(crate) struct Input {
+    pub(crate) entry: InboxEntry,
+    /// Options of the run it starts, those of code included.
+    pub(crate) options: Arc<RunOptions>,
+    /// It brought options of its own, rather than taking over those of the run it waits behind.
+    pub(crate) own_options: bool,
+    /// The journal holds it. Until then no run may take it.
+    pub(crate) journaled: bool,
+}
+
+impl Input {
+    pub(crate) fn id(&self) -> &MessageId {
+        &self.entry.signal.id
+    }
+
+    /// What it takes of the inbox's limit, in bytes, about.
+    pub(crate) fn size(&self) -> usize {
+        use crate::signal::{ContentPart, Contents};
+        let contents = match &self.entry.signal.contents {
+            Contents::Text(text) => text.len(),
+            Contents::Parts(parts) => parts
+                .iter()
+                .map(|part| match part {
+                    ContentPart::Text { text, .. } => text.len(),
+                    ContentPart::File { data, .. } => data.len(),
+                })
+                .sum(),
+        };
+        contents + 256
+    }
+}
+
+/// A wish to hand input to the thread.
+#[derive(Debug)]
+pub(crate) struct Send {
+    pub(crate) ticket: Ticket,
+    pub(crate) input: Input,
+    pub(crate) active: ActiveBehavior,
+    pub(crate) idle: IdleBehavior,
+    pub(crate) active_attributes: Option<Attributes>,
+    pub(crate) idle_attributes: Option<Attributes>,
+    /// Addressed by a run's id, not only by thread (SIG §7, "foreign").
+    pub(crate) by_run: bool,
+}
+
+/// What became of it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Routed {
+    pub(crate) action: Action,
+    pub(crate) run_id: Option<RunId>,
+    pub(crate) signal: Signal,
+    pub(crate) waiting_for: Option<&'static str>,
+}

@@ -1,0 +1,419 @@
+//! The stream log of a thread: every chunk once, in order, shared by all who read it.
+//!
+//! Readers hold a cursor and copy nothing; one that is slow costs nothing and slows nobody. The log keeps the newest
+//! [`LOG_BYTES`]; what a reader has lost by then it is told (SIG-507, SIG-508).
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    chunk::{Chunk, ChunkBody, EventId, Payload, StreamChunk},
+    id::RunId,
+    run::DirectChunk,
+};
+
+/// What a log holds at most, by the approximate size of its chunks.
+const LOG_BYTES: usize = 8 * 1024 * 1024;
+/// What is kept of runs that have ended, for those who reconnect.
+const ENDED_BYTES: usize = 1024 * 1024;
+
+/// The log.
+#[derive(Debug, Default)]
+pub(crate) struct StreamLog {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    epoch: u64,
+    number: u64,
+    entries: VecDeque<Entry>,
+    bytes: usize,
+    /// The sequence number the next chunk gets; counts over epochs, private to this log.
+    next: u64,
+    active: Option<Active>,
+    closed: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    seq: u64,
+    size: usize,
+    chunk: Arc<StreamChunk>,
+}
+
+#[derive(Debug)]
+struct Active {
+    run_id: RunId,
+    first: u64,
+}
+
+impl State {
+    fn front(&self) -> u64 {
+        self.entries.front().map_or(self.next, |entry| entry.seq)
+    }
+
+    fn at(&self, seq: u64) -> Option<&Arc<StreamChunk>> {
+        let index = usize::try_from(seq.checked_sub(self.front())?).ok()?;
+        self.entries.get(index).map(|entry| &entry.chunk)
+    }
+
+    fn push(&mut self, chunk: Chunk) -> u64 {
+        self.number += 1;
+        let id = EventId { epoch: self.epoch, number: self.number };
+        let size = approximate_size(&chunk);
+        let seq = self.next;
+        self.next += 1;
+        self.bytes += size;
+        self.entries.push_back(Entry { seq, size, chunk: Arc::new(StreamChunk::new(id, chunk)) });
+        self.trim();
+        seq
+    }
+
+    fn trim(&mut self) {
+        let first_of_run = self.active.as_ref().map_or(u64::MAX, |active| active.first);
+        while let Some(front) = self.entries.front() {
+            let limit = if front.seq < first_of_run { ENDED_BYTES } else { LOG_BYTES };
+            if self.bytes <= limit {
+                break;
+            }
+            self.bytes -= front.size;
+            self.entries.pop_front();
+        }
+    }
+}
+
+impl StreamLog {
+    /// A new owner's epoch begins; chunk numbers start anew in it.
+    pub(crate) fn begin_epoch(&self, epoch: u64) {
+        let mut state = self.state.lock();
+        if epoch > state.epoch {
+            state.epoch = epoch;
+            state.number = 0;
+        }
+    }
+
+    /// A run begins; those who subscribe from now on get it from here.
+    pub(crate) fn begin_run(&self, run_id: &RunId) {
+        let mut state = self.state.lock();
+        state.active = Some(Active { run_id: run_id.clone(), first: state.next });
+    }
+
+    /// Adds a chunk.
+    pub(crate) fn push(&self, chunk: Chunk) {
+        self.state.lock().push(chunk);
+        self.changed.notify_waiters();
+    }
+
+    /// Adds chunks that nobody may see apart.
+    pub(crate) fn push_all(&self, chunks: impl IntoIterator<Item = Chunk>) {
+        let mut state = self.state.lock();
+        for chunk in chunks {
+            state.push(chunk);
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Ends a run: its last shared chunk, and what its direct reader gets.
+    pub(crate) fn end_run(&self, run: &RunShared, last: Option<Chunk>, end: DirectEnd) {
+        let mut state = self.state.lock();
+        let last_seq = match last {
+            Some(chunk) => state.push(chunk),
+            None => state.next.saturating_sub(1),
+        };
+        let first = run.end.set(End { last_seq, direct: end });
+        debug_assert!(first.is_ok(), "a run ends once");
+        if state.active.as_ref().is_some_and(|active| active.run_id == run.run_id) {
+            state.active = None;
+        }
+        state.trim();
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// The id of the last chunk, as it is stored with a run's end.
+    pub(crate) fn last_number(&self) -> u64 {
+        self.state.lock().number
+    }
+
+    /// No chunk follows; readers end.
+    pub(crate) fn close(&self) {
+        self.state.lock().closed = true;
+        self.changed.notify_waiters();
+    }
+
+    /// Where a new reader of the active run starts: its first chunk, else the live end.
+    pub(crate) fn current(&self) -> u64 {
+        let state = self.state.lock();
+        state.active.as_ref().map_or(state.next, |active| active.first)
+    }
+
+    /// The live end.
+    pub(crate) fn live(&self) -> u64 {
+        self.state.lock().next
+    }
+
+    /// Where a reader that has seen everything up to `id` goes on, or the gap (HTTP-243, HTTP-244). `last` is the
+    /// thread's last event as stored, for a log that holds nothing.
+    pub(crate) fn after(&self, id: EventId, last: Option<EventId>) -> Result<u64, Gap> {
+        let state = self.state.lock();
+        let newest = state.entries.back().map(|entry| entry.chunk.id);
+        let gap = |after| {
+            let next = state.entries.front().map(|entry| entry.chunk.id);
+            Err(Gap { after, next, resume: state.front() })
+        };
+        let Some(newest) = newest else {
+            return if last == Some(id) {
+                Ok(state.next)
+            } else {
+                gap(last.is_some_and(|last| id < last).then_some(id))
+            };
+        };
+        if id == newest || last == Some(id) {
+            let index = state.entries.partition_point(|entry| entry.chunk.id <= id);
+            return Ok(state.front() + index as u64);
+        }
+        if id > newest {
+            return gap(None);
+        }
+        let index = state.entries.partition_point(|entry| entry.chunk.id <= id);
+        let follows = state.entries.get(index).is_some_and(|entry| {
+            let next = entry.chunk.id;
+            // Held before it, or exactly the one after it.
+            index > 0 && state.entries[index - 1].chunk.id == id
+                || next.epoch == id.epoch && next.number == id.number + 1
+        });
+        if follows { Ok(state.front() + index as u64) } else { gap(Some(id)) }
+    }
+
+    /// The gap of a reader whose last id is none of this thread's.
+    pub(crate) fn unknown_gap(&self) -> Gap {
+        let state = self.state.lock();
+        Gap { after: None, next: state.entries.front().map(|entry| entry.chunk.id), resume: state.front() }
+    }
+
+    /// The chunk at `cursor`, which moves on. `Lost` tells how many were dropped before it could be read.
+    pub(crate) fn read(&self, cursor: &mut u64) -> Read {
+        let state = self.state.lock();
+        let front = state.front();
+        if *cursor < front {
+            let lost = front - *cursor;
+            *cursor = front;
+            return Read::Lost(lost);
+        }
+        match state.at(*cursor) {
+            Some(chunk) => {
+                *cursor += 1;
+                Read::Chunk(chunk.clone())
+            }
+            None if state.closed => Read::Closed,
+            None => Read::Nothing,
+        }
+    }
+
+    /// How many chunks a cursor is behind.
+    pub(crate) fn behind(&self, cursor: u64) -> u64 {
+        self.state.lock().next.saturating_sub(cursor)
+    }
+
+    /// Waits for a change after `probe` found nothing.
+    pub(crate) async fn changed<T>(&self, mut probe: impl FnMut() -> Option<T>) -> T {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            if let Some(found) = probe() {
+                return found;
+            }
+            changed.await;
+        }
+    }
+}
+
+/// What a cursor finds.
+#[derive(Debug)]
+pub(crate) enum Read {
+    Chunk(Arc<StreamChunk>),
+    Lost(u64),
+    Nothing,
+    Closed,
+}
+
+/// Chunks that a reconnecting reader has missed for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Gap {
+    pub(crate) after: Option<EventId>,
+    pub(crate) next: Option<EventId>,
+    /// The cursor to go on from.
+    pub(crate) resume: u64,
+}
+
+/// What a run and its callers share.
+#[derive(Debug)]
+pub(crate) struct RunShared {
+    pub(crate) run_id: RunId,
+    /// Fires to stop the run.
+    pub(crate) abort: CancellationToken,
+    rollback: AtomicBool,
+    fenced: AtomicBool,
+    end: OnceLock<End>,
+}
+
+impl RunShared {
+    pub(crate) fn new(run_id: RunId) -> Arc<Self> {
+        Arc::new(Self {
+            run_id,
+            abort: CancellationToken::new(),
+            rollback: AtomicBool::new(false),
+            fenced: AtomicBool::new(false),
+            end: OnceLock::new(),
+        })
+    }
+
+    /// Asks the run to stop; with `rollback`, to remove what it stored (ruling 24).
+    pub(crate) fn stop(&self, rollback: bool) {
+        if rollback {
+            self.rollback.store(true, Ordering::Release);
+        }
+        self.abort.cancel();
+    }
+
+    pub(crate) fn is_rollback(&self) -> bool {
+        self.rollback.load(Ordering::Acquire)
+    }
+
+    /// The thread is not ours any more: the run stops and publishes nothing (ruling 4).
+    pub(crate) fn fence(&self) {
+        self.fenced.store(true, Ordering::Release);
+        self.abort.cancel();
+    }
+
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::Acquire)
+    }
+
+    /// Whether its last chunk is out.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.end.get().is_some()
+    }
+}
+
+#[derive(Debug)]
+struct End {
+    last_seq: u64,
+    direct: DirectEnd,
+}
+
+/// How a direct response ends, where it differs from what subscribers see (HTTP-067, HTTP-068).
+#[derive(Debug, Default)]
+pub(crate) struct DirectEnd {
+    /// The last shared chunk is replaced.
+    pub(crate) replaces_last: bool,
+    /// What follows it.
+    pub(crate) chunks: Vec<Chunk>,
+}
+
+/// Reads the chunks of one run.
+#[derive(Debug)]
+pub struct LogReader {
+    log: Arc<StreamLog>,
+    run: Arc<RunShared>,
+    cursor: u64,
+    tail: usize,
+    finished: bool,
+}
+
+impl LogReader {
+    pub(crate) fn new(log: Arc<StreamLog>, run: Arc<RunShared>, cursor: u64) -> Self {
+        Self { log, run, cursor, tail: 0, finished: false }
+    }
+
+    /// The next chunk of the run; `None` after the last. Cancel-safe.
+    pub(crate) async fn next_direct(&mut self) -> Option<DirectChunk> {
+        if self.finished {
+            return None;
+        }
+        let log = self.log.clone();
+        log.changed(|| self.poll()).await
+    }
+
+    /// The next chunk if there is one now.
+    pub(crate) fn try_next_direct(&mut self) -> Option<DirectChunk> {
+        if self.finished { None } else { self.poll().flatten() }
+    }
+
+    fn poll(&mut self) -> Option<Option<DirectChunk>> {
+        loop {
+            if let Some(end) = self.run.end.get()
+                && self.cursor > end.last_seq
+            {
+                let own = end.direct.chunks.get(self.tail).cloned();
+                self.tail += 1;
+                self.finished = own.is_none();
+                return Some(own.map(|chunk| DirectChunk::Own(Box::new(chunk))));
+            }
+            let seq = self.cursor;
+            match self.log.read(&mut self.cursor) {
+                Read::Chunk(chunk) if chunk.chunk.run_id.as_ref() == Some(&self.run.run_id) => {
+                    let replaced =
+                        self.run.end.get().is_some_and(|end| end.last_seq == seq && end.direct.replaces_last);
+                    if !replaced {
+                        return Some(Some(DirectChunk::Shared(chunk)));
+                    }
+                }
+                Read::Chunk(_) => {}
+                Read::Lost(skipped) => {
+                    let notice = lagged(&self.run.run_id, skipped);
+                    return Some(Some(DirectChunk::Own(Box::new(notice))));
+                }
+                Read::Nothing => return None,
+                Read::Closed => {
+                    self.finished = true;
+                    return Some(None);
+                }
+            }
+        }
+    }
+}
+
+/// Tells a reader that it has missed chunks (SIG-508).
+pub(crate) fn lagged(run_id: &RunId, skipped: u64) -> Chunk {
+    let data = serde_json::json!({ "runId": run_id, "skipped": skipped });
+    Chunk::transient_data(run_id, "data-subscription-lagged", data)
+}
+
+fn approximate_size(chunk: &Chunk) -> usize {
+    const OVERHEAD: usize = 200;
+    let content = match &chunk.body {
+        ChunkBody::Payload(Payload::TextDelta { text, .. } | Payload::ReasoningDelta { text, .. }) => text.len(),
+        ChunkBody::Payload(Payload::ToolCallDelta { args_text_delta, .. }) => args_text_delta.len(),
+        ChunkBody::Payload(Payload::StepFinish(finish) | Payload::Finish(finish)) => finish.output.text.len() + 1024,
+        ChunkBody::Payload(Payload::ToolResult(result)) => value_size(&result.result),
+        ChunkBody::Payload(Payload::ToolOutput { output, .. }) => value_size(output),
+        ChunkBody::Payload(Payload::File { data, .. }) => data.len(),
+        ChunkBody::Data(data) => value_size(&data.data),
+        _ => 100,
+    };
+    OVERHEAD + content
+}
+
+fn value_size(value: &serde_json::Value) -> usize {
+    use serde_json::Value;
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
+        Value::String(text) => text.len() + 2,
+        Value::Array(items) => items.iter().map(value_size).sum::<usize>() + 2,
+        Value::Object(fields) => fields.iter().map(|(key, value)| key.len() + 4 + value_size(value)).sum::<usize>() + 2,
+    }
+}
