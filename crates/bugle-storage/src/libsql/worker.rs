@@ -10,7 +10,10 @@ use bugle::storage::StorageError;
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::error::{Answer, explain, unavailable};
+use super::{
+    checkpoint::Checkpoints,
+    error::{Answer, explain, unavailable},
+};
 
 /// Jobs of one group commit at most: bounds how long the first one waits for the last.
 const GROUP_MAX: usize = 256;
@@ -26,6 +29,7 @@ trait Job: Send {
 }
 
 /// What is never sent.
+#[derive(Debug)]
 pub(super) enum Never {}
 
 struct Task<T, F> {
@@ -84,6 +88,7 @@ impl Worker {
         connection: Connection,
         name: Arc<str>,
         queue_len_max: usize,
+        mut checkpoints: Option<Checkpoints>,
         readers: std::sync::mpsc::Receiver<Never>,
         keep: impl Send + 'static,
     ) -> std::io::Result<Self> {
@@ -91,7 +96,11 @@ impl Worker {
             let mut group = Vec::new();
             while queue.blocking_recv_many(&mut group, GROUP_MAX) > 0 {
                 commit_group(&connection, &name, &mut group);
+                if let Some(checkpoints) = &mut checkpoints {
+                    checkpoints.after_transaction(&connection);
+                }
             }
+            drop(checkpoints);
             // Nothing is ever sent: this returns when every reader has dropped its end.
             let _ = readers.recv();
             drop(connection);
