@@ -66,12 +66,20 @@ struct State {
     resources: HashMap<String, Resource>,
     waiting: HashMap<ThreadKey, BTreeMap<i64, InboxEntry>>,
     /// Where each waiting entry is.
-    places: HashMap<MessageId, (ThreadKey, i64)>,
+    places: HashMap<MessageId, Place>,
     placed: HashMap<MessageId, Placed>,
     runs: BTreeMap<RunId, RunRecord>,
     leases: HashMap<ThreadKey, LeaseState>,
     last_events: HashMap<ThreadKey, (u64, u64)>,
     notifications: HashMap<String, Vec<NotificationRecord>>,
+}
+
+/// Where an entry waits, and what it said when it was accepted; it may have been edited since (ruling 23).
+#[derive(Debug)]
+struct Place {
+    thread: ThreadKey,
+    position: i64,
+    fingerprint: String,
 }
 
 /// What is remembered of an entry that was placed (SIG-503).
@@ -91,7 +99,7 @@ impl State {
         self.notifications.remove(id);
         self.runs.retain(|_, run| *run.thread.thread_id != *id);
         self.waiting.retain(|thread, _| *thread.thread_id != *id);
-        self.places.retain(|_, (thread, _)| *thread.thread_id != *id);
+        self.places.retain(|_, place| *place.thread.thread_id != *id);
         self.placed.retain(|_, placed| *placed.thread.thread_id != *id);
         // The lease stays: its epoch never shrinks (ruling 39).
         existed
@@ -278,10 +286,8 @@ impl Storage for MemoryStorage {
 
     async fn update_inbox(&self, entry: InboxEntry) -> Result<bool, StorageError> {
         let state = &mut *self.state.lock();
-        if state.take_waiting(&entry.thread, &entry.signal.id).is_none() {
-            return Ok(false);
-        }
-        state.put_waiting(entry);
+        let Some((_, fingerprint)) = state.take_waiting(&entry.thread, &entry.signal.id) else { return Ok(false) };
+        state.put_waiting(entry, fingerprint);
         Ok(true)
     }
 

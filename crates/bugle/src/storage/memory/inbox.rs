@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Placed, State};
+use super::{Place, Placed, State};
 use crate::{
     id::{MessageId, ThreadKey},
     storage::{
@@ -38,13 +38,10 @@ impl State {
     fn known(&self, entry: &InboxEntry) -> Result<Option<EntryOutcome>, StorageError> {
         let id = &entry.signal.id;
         let different = || StorageError::DifferentContent { id: id.clone() };
-        if let Some((thread, position)) = self.places.get(id) {
-            let waiting =
-                self.waiting.get(thread).and_then(|waiting| waiting.get(position)).filter(|_| *thread == entry.thread);
-            let same = waiting.filter(|waiting| {
-                rules::signal_fingerprint(&waiting.signal) == rules::signal_fingerprint(&entry.signal)
-            });
-            return match same {
+        if let Some(place) = self.places.get(id) {
+            let same = place.thread == entry.thread && place.fingerprint == rules::signal_fingerprint(&entry.signal);
+            let waiting = self.waiting.get(&place.thread).and_then(|waiting| waiting.get(&place.position));
+            return match waiting.filter(|_| same) {
                 Some(waiting) => Ok(Some(EntryOutcome::Waiting { run_id: waiting.run_id.clone() })),
                 None => Err(different()),
             };
@@ -69,29 +66,32 @@ impl State {
         let last = self.waiting.get(&entry.thread).and_then(|waiting| waiting.keys().next_back()).copied();
         let position = rules::next_position(last, now.as_millis().saturating_mul(1000));
         entry.position = position;
-        self.put_waiting(entry);
+        let fingerprint = rules::signal_fingerprint(&entry.signal);
+        self.put_waiting(entry, fingerprint);
         EntryOutcome::Appended { position }
     }
 
-    pub(super) fn put_waiting(&mut self, mut entry: InboxEntry) {
+    pub(super) fn put_waiting(&mut self, mut entry: InboxEntry, fingerprint: String) {
         let waiting = self.waiting.entry(entry.thread.clone()).or_default();
         // Places are unique; who asks for a taken one comes after it.
         while waiting.contains_key(&entry.position) {
             entry.position += 1;
         }
-        self.places.insert(entry.signal.id.clone(), (entry.thread.clone(), entry.position));
+        let place = Place { thread: entry.thread.clone(), position: entry.position, fingerprint };
+        self.places.insert(entry.signal.id.clone(), place);
         waiting.insert(entry.position, entry);
     }
 
-    pub(super) fn take_waiting(&mut self, thread: &ThreadKey, id: &MessageId) -> Option<InboxEntry> {
-        self.places.get(id).filter(|(of, _)| of == thread)?;
-        let (thread, position) = self.places.remove(id)?;
-        let waiting = self.waiting.get_mut(&thread)?;
-        let entry = waiting.remove(&position);
+    /// Takes an entry out, with the fingerprint of what was accepted.
+    pub(super) fn take_waiting(&mut self, thread: &ThreadKey, id: &MessageId) -> Option<(InboxEntry, String)> {
+        self.places.get(id).filter(|place| place.thread == *thread)?;
+        let place = self.places.remove(id)?;
+        let waiting = self.waiting.get_mut(thread)?;
+        let entry = waiting.remove(&place.position)?;
         if waiting.is_empty() {
-            self.waiting.remove(&thread);
+            self.waiting.remove(thread);
         }
-        entry
+        Some((entry, place.fingerprint))
     }
 
     pub(super) fn commit(&mut self, commit: Commit, now: Timestamp) -> Result<(), StorageError> {
@@ -131,8 +131,7 @@ impl State {
             self.threads.insert(created.id.clone(), created);
         }
         for consumed in &consumed {
-            if let Some(entry) = self.take_waiting(&thread, consumed) {
-                let fingerprint = rules::signal_fingerprint(&entry.signal);
+            if let Some((entry, fingerprint)) = self.take_waiting(&thread, consumed) {
                 let placed = Placed { thread: thread.clone(), fingerprint, run_id: entry.run_id };
                 self.placed.insert(consumed.clone(), placed);
             }
@@ -175,7 +174,8 @@ impl State {
         for mut entry in returned {
             entry.position = position;
             entry.thread = thread.clone();
-            self.put_waiting(entry);
+            let fingerprint = rules::signal_fingerprint(&entry.signal);
+            self.put_waiting(entry, fingerprint);
             position += 1;
         }
     }

@@ -1,0 +1,198 @@
+//! Refusals: the one place that knows which status a refusal has (HTTP-005, HTTP-006, the table of HTTP §2).
+
+use axum::{
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use bugle::{
+    Error, RunId,
+    json::{Value, json},
+    storage::StorageError,
+};
+
+use crate::shape::Issue;
+
+/// Why a request is refused.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    status: StatusCode,
+    body: Value,
+    /// Seconds.
+    retry_after: Option<u32>,
+}
+
+/// Where a request is wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Body,
+    Query,
+    Path,
+}
+
+impl Place {
+    const fn title(self) -> &'static str {
+        match self {
+            Self::Body => "Invalid request body",
+            Self::Query => "Invalid query parameters",
+            Self::Path => "Invalid path parameters",
+        }
+    }
+}
+
+impl Failure {
+    pub(crate) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, body: json!({"error": message.into()}), retry_after: None }
+    }
+
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, message)
+    }
+
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, message)
+    }
+
+    pub(crate) fn conflict(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, message)
+    }
+
+    pub(crate) fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_IMPLEMENTED, message)
+    }
+
+    /// Another resource's thread, on a write (HTTP-012).
+    pub(crate) fn foreign_thread() -> Self {
+        Self::forbidden("Access denied: thread belongs to a different resource")
+    }
+
+    pub(crate) fn unknown_thread() -> Self {
+        Self::not_found("Thread not found")
+    }
+
+    pub(crate) fn invalid(place: Place, issues: Vec<Issue>) -> Self {
+        let body = json!({"error": place.title(), "issues": issues});
+        Self { status: StatusCode::BAD_REQUEST, body, retry_after: None }
+    }
+
+    /// One wrong field of the body.
+    pub(crate) fn field(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::invalid(Place::Body, vec![Issue::new(field, message)])
+    }
+
+    fn later(self) -> Self {
+        Self { retry_after: Some(1), ..self }
+    }
+
+    fn with_run(mut self, run_id: &RunId) -> Self {
+        self.body["runId"] = json!(run_id);
+        self
+    }
+
+    /// The same, with the issues' fields inside `prefix`.
+    pub(crate) fn under(mut self, prefix: &str) -> Self {
+        if let Some(issues) = self.body.get_mut("issues").and_then(Value::as_array_mut) {
+            for issue in issues {
+                let field = issue["field"].as_str().unwrap_or_default();
+                issue["field"] = json!(format!("{prefix}.{field}"));
+            }
+        }
+        self
+    }
+
+    pub(crate) fn is_not_found(&self) -> bool {
+        self.status == StatusCode::NOT_FOUND
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn status(&self) -> StatusCode {
+        self.status
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, axum::Json(self.body)).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+impl From<StorageError> for Failure {
+    fn from(error: StorageError) -> Self {
+        let text = error.to_string();
+        match error {
+            StorageError::ThreadOwnership { .. } => Self::foreign_thread(),
+            StorageError::MessageOwnership { .. } => Self::forbidden(text),
+            StorageError::NotFound { what: "thread", .. } => Self::unknown_thread(),
+            StorageError::NotFound { .. } => Self::not_found(text),
+            StorageError::Exists { .. } | StorageError::DifferentContent { .. } => Self::conflict(text),
+            StorageError::Invalid(_) => Self::bad_request(text),
+            StorageError::Unsupported { .. } => Self::unsupported(text),
+            StorageError::StaleEpoch { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
+            StorageError::Unavailable { source, .. } => {
+                tracing::error!(error = %text, source = source.as_deref().map(tracing::field::display), "storage is unavailable");
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later()
+            }
+            _ => Self::unexpected(&text),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let text = error.to_string();
+        match error {
+            // What the caller's options or context made impossible (HTTP-096).
+            Error::Configuration(_) | Error::NoActiveRun | Error::RunNotOnThread { .. } | Error::NoMemory(_) => {
+                Self::bad_request(text)
+            }
+            Error::UnknownAgent(_) | Error::UnknownInput(_) => Self::not_found(text),
+            Error::InvalidSignal(invalid) => Self::field(invalid.field, invalid.message),
+            Error::Invalid { field, message } => Self::field(field, message),
+            Error::InputLimit(_) => Self::new(StatusCode::TOO_MANY_REQUESTS, text).later(),
+            Error::AlreadyTaken { run_id, .. } => Self::conflict(text).with_run(&run_id),
+            Error::Draining | Error::OwnedElsewhere { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
+            Error::Storage(error) => error.into(),
+            Error::Run(_) => Self::new(StatusCode::BAD_GATEWAY, text),
+            Error::Internal(_) => Self::unexpected(&text),
+            _ => Self::unexpected(&text),
+        }
+    }
+}
+
+impl Failure {
+    fn unexpected(text: &str) -> Self {
+        tracing::error!(error = text, "request failed");
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bugle::ThreadKey;
+
+    use super::*;
+
+    #[test]
+    fn http_013_mistakes_of_the_caller_are_never_5xx_and_unaccepted_input_asks_to_come_again() {
+        for (error, status, later) in [
+            (Error::NoActiveRun, 400, false),
+            (Error::UnknownAgent("nope".into()), 404, false),
+            (Error::InputLimit(ThreadKey::new("r", "t")), 429, true),
+            (Error::Draining, 503, true),
+            (Error::OwnedElsewhere { thread: ThreadKey::new("r", "t"), owner: "p".into() }, 503, true),
+            (Error::AlreadyTaken { id: "m".into(), run_id: "r".into() }, 409, false),
+            (StorageError::Unavailable { message: "disk full".into(), source: None }.into(), 503, true),
+            (StorageError::DifferentContent { id: "m".into() }.into(), 409, false),
+        ] {
+            let failure = Failure::from(error);
+            assert_eq!((failure.status().as_u16(), failure.retry_after.is_some()), (status, later), "{failure:?}");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! The HTTP API, from requests to bytes, on the scripted model and in-memory storage.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may panic as tests do")]
+
+mod auth;
+mod bad_input;
+mod messages;
+mod runs;
+mod serving;
+mod streams;
+mod support;

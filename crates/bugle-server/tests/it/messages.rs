@@ -1,0 +1,110 @@
+//! Input of a thread over HTTP (HTTP §6).
+
+use axum::http::{Method, StatusCode};
+use bugle::json::{Value, json};
+
+use crate::support::{Server, chunk};
+
+fn on_thread(more: Value) -> Value {
+    let mut body = json!({"threadId": "t", "resourceId": "r"});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+async fn post(server: &Server, route: &str, body: Value) -> Value {
+    let answer = server.post(&format!("/api/agents/plain/{route}"), on_thread(body)).await;
+    assert_eq!(answer.status, StatusCode::OK, "{route} {}", answer.text);
+    answer.json
+}
+
+#[tokio::test]
+async fn http_079_the_answer_names_what_was_done_the_run_and_the_signal() {
+    let server = Server::new().await;
+    let message =
+        json!({"contents": "[[say x]]", "metadata": {"clientMessageId": "c-1"}, "attributes": {"name": "Jane"}});
+    let woken = post(&server, "send-message", json!({"message": message})).await;
+    assert_eq!((&woken["accepted"], &woken["action"]), (&json!(true), &json!("wake")));
+    assert!(woken["runId"].is_string());
+    let signal = &woken["signal"];
+    assert_eq!(
+        (&signal["type"], &signal["tagName"], &signal["contents"]),
+        (&json!("user"), &json!("user"), &json!("[[say x]]"))
+    );
+    assert_eq!(signal["metadata"], json!({"clientMessageId": "c-1"}));
+    assert!(signal["createdAt"].is_string() && signal["acceptedAt"].is_string());
+    assert!(woken.get("__isCreatedSignal").is_none());
+}
+
+#[tokio::test]
+async fn http_077_http_079_persisted_and_discarded_input_has_its_own_id_for_a_run() {
+    let server = Server::new().await;
+    for behavior in ["persist", "discard"] {
+        let signal = json!({"type": "notification", "contents": behavior});
+        let body = json!({"signal": signal, "ifIdle": {"behavior": behavior}});
+        let answer = post(&server, "signals", body).await;
+        assert_eq!(answer["action"], behavior);
+        assert_eq!(answer["runId"], answer["signal"]["id"]);
+    }
+    let listed = server.get("/api/memory/threads/t/messages?agentId=plain").await.json;
+    let texts: Vec<&Value> =
+        listed["messages"].as_array().unwrap().iter().map(|one| &one["content"]["parts"][0]["text"]).collect();
+    assert_eq!(texts, ["persist"]);
+    assert!(server.model.requests().is_empty());
+}
+
+#[tokio::test]
+async fn http_240_http_091_http_241_http_242_what_waits_is_listed_edited_promoted_and_taken_back() {
+    let server = Server::new().await;
+    let mut frames = server.subscribe("t", "r").await;
+    let running = post(&server, "send-message", json!({"message": "[[say one ;; hang]]"})).await;
+    frames.until("text-delta").await;
+    let mut ids = Vec::new();
+    for text in ["first", "second", "third"] {
+        ids.push(post(&server, "queue-message", json!({"message": text})).await["signal"]["id"].clone());
+    }
+    let pending = |listed: &Value| -> Vec<Value> {
+        listed["pending"].as_array().unwrap().iter().map(|one| one["signalId"].clone()).collect()
+    };
+    let list = "/api/agents/plain/threads/pending?threadId=t&resourceId=r";
+    let listed = server.get(list).await.json;
+    assert_eq!(pending(&listed), ids);
+    assert_eq!((&listed["pending"][0]["mode"], &listed["pending"][0]["agentId"]), (&json!("queue"), &json!("plain")));
+
+    let path = format!("/api/agents/plain/queued-messages/{}", ids[1].as_str().unwrap());
+    let edited = server.json_as(Method::PATCH, "", &path, on_thread(json!({"contents": "changed"}))).await;
+    assert_eq!((edited.status, &edited.json["signal"]["contents"]), (StatusCode::OK, &json!("changed")));
+    let front = post(&server, "promote-queued-message", json!({"signalId": ids[2], "to": "front"})).await;
+    assert_eq!((&front["promoted"], &front["to"]), (&json!(true), &json!("front")));
+    assert_eq!(pending(&server.get(list).await.json), [ids[2].clone(), ids[0].clone(), ids[1].clone()]);
+
+    let cancelled = post(&server, "cancel-queued-messages", json!({"signalIds": [ids[0], "unknown"]})).await;
+    assert_eq!(cancelled, json!({"cancelledSignalIds": [ids[0]]}));
+    let gone = server.post("/api/agents/plain/promote-queued-message", on_thread(json!({"signalId": ids[0]}))).await;
+    assert_eq!(gone.status, StatusCode::NOT_FOUND);
+
+    let stopped =
+        post(&server, "threads/abort", json!({"clearPendingSignals": true, "expectedRunId": running["runId"]})).await;
+    assert_eq!(stopped, json!({"aborted": true}));
+    let last = frames.until("\"type\":\"abort\"").await;
+    assert_eq!(chunk(last.last().unwrap())["runId"], running["runId"]);
+    assert_eq!(server.get(list).await.json, json!({"pending": []}));
+}
+
+#[tokio::test]
+async fn http_012_a_thread_of_another_resource_is_403_to_writers_and_404_to_readers() {
+    let server = Server::new().await;
+    let body = json!({"messages": "[[say mine]]", "memory": {"thread": "t", "resource": "owner"}});
+    assert_eq!(server.post("/api/agents/plain/generate", body).await.status, StatusCode::OK);
+    for (route, body) in [
+        ("generate", json!({"messages": "x", "memory": {"thread": "t", "resource": "r"}})),
+        ("send-message", on_thread(json!({"message": "x"}))),
+        ("threads/subscribe", on_thread(json!({}))),
+        ("threads/abort", on_thread(json!({}))),
+    ] {
+        let answer = server.post(&format!("/api/agents/plain/{route}"), body).await;
+        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{route}");
+        assert_eq!(answer.json, json!({"error": "Access denied: thread belongs to a different resource"}));
+    }
+    let read = server.get("/api/memory/threads/t?agentId=plain&resourceId=r").await;
+    assert_eq!((read.status, read.json), (StatusCode::NOT_FOUND, json!({"error": "Thread not found"})));
+}

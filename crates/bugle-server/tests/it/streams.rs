@@ -1,0 +1,145 @@
+//! Event streams, byte for byte (HTTP §3, HTTP-098, HTTP-243 … HTTP-245).
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    http::{Method, StatusCode},
+};
+use bugle::{ThreadKey, json::json, runtime::SubscribeOptions};
+use futures::StreamExt;
+
+use crate::support::{Server, chunk, kinds};
+
+const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
+
+#[tokio::test]
+async fn http_020_http_021_http_022_http_023_the_framing_of_a_run() {
+    let server = Server::new().await;
+    let answer = server.post("/api/agents/plain/stream", json!({"messages": "[[say Hello there]]"})).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    for (name, value) in [
+        ("content-type", "text/event-stream"),
+        ("cache-control", "no-cache"),
+        ("connection", "keep-alive"),
+        ("x-accel-buffering", "no"),
+    ] {
+        assert_eq!(answer.headers[name], value);
+    }
+    assert!(!answer.text.contains('\r') && answer.text.ends_with("\n\n"));
+    let frames: Vec<String> = answer.text.split_terminator("\n\n").map(str::to_owned).collect();
+    assert_eq!(frames.last().unwrap(), "data: [DONE]");
+    for frame in &frames[..frames.len() - 1] {
+        assert!(frame.starts_with("data: {") && !frame.contains('\n'), "{frame}");
+        assert!(chunk(frame).is_object());
+    }
+    let kinds = kinds(&frames);
+    assert_eq!(kinds.first().map(String::as_str), Some("start"));
+    assert_eq!(kinds.last().map(String::as_str), Some("finish"));
+}
+
+#[tokio::test]
+async fn http_026_leaving_a_direct_stream_stops_the_run() {
+    let server = Server::new().await;
+    let body = Body::from(json!({"messages": "[[say one ;; hang]]"}).to_string());
+    let mut response =
+        server.open(Method::POST, "/api/agents/plain/stream", &JSON, body).await.into_body().into_data_stream();
+    while let Some(piece) = response.next().await {
+        if String::from_utf8_lossy(&piece.unwrap()).contains("text-delta") {
+            break;
+        }
+    }
+    drop(response);
+    server.model.until_cancelled(1).await;
+}
+
+#[tokio::test]
+async fn http_024_http_027_a_subscription_greets_and_leaving_it_changes_nothing() {
+    let server = Server::new().await;
+    let mut leaver = server.subscribe("t", "r").await;
+    let mut stayer = server.subscribe("t", "r").await;
+    let body = json!({"message": "[[say one two three]]", "threadId": "t", "resourceId": "r"});
+    assert_eq!(server.post("/api/agents/plain/send-message", body).await.status, StatusCode::OK);
+    leaver.until("\"start\"").await;
+    drop(leaver);
+    let seen = stayer.until("\"type\":\"finish\"").await;
+    let kinds = kinds(&seen);
+    let place = |kind: &str| kinds.iter().position(|one| one == kind);
+    assert!(place("data-user-message") < place("start") && place("start") < place("text-delta"), "{kinds:?}");
+    assert!(seen.iter().all(|frame| !frame.contains("[DONE]") && !frame.starts_with("id:")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn http_025_an_idle_subscription_gets_a_heartbeat_every_25_seconds() {
+    let server = Server::new().await;
+    let mut frames = server.subscribe("t", "r").await;
+    let start = tokio::time::Instant::now();
+    for beat in 1..=3 {
+        assert_eq!(frames.next().await, ": heartbeat");
+        assert_eq!(start.elapsed().as_secs(), 25 * beat);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn http_025_a_silent_direct_stream_gets_heartbeats_too() {
+    let server = Server::new().await;
+    let body = Body::from(json!({"messages": "[[say one ;; wait 60000 ;; say two]]"}).to_string());
+    let answer = server.send(Method::POST, "/api/agents/plain/stream", &JSON, body).await;
+    assert_eq!(answer.text.matches(": heartbeat\n\n").count(), 2, "{}", answer.text);
+    assert!(answer.text.ends_with("data: [DONE]\n\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn http_098_the_ready_made_body_comments_when_idle() {
+    let server = Server::new().await;
+    let agent = server.bugle.agent("plain").unwrap();
+    let thread = ThreadKey::new("r", "t");
+    let subscription = agent.subscribe(&thread, SubscribeOptions::default()).await.unwrap();
+    let mut body = bugle_server::sse::body(subscription, Duration::from_secs(25), ": keep-alive").into_data_stream();
+    let mut comments = 0;
+    let idle = async {
+        while let Some(piece) = body.next().await {
+            assert_eq!(piece.unwrap(), ": keep-alive\n\n");
+            comments += 1;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_mins(1), idle).await.is_err());
+    assert_eq!(comments, 2);
+}
+
+#[tokio::test]
+async fn http_243_http_245_event_ids_on_request_and_exact_replay_after_the_last_one_seen() {
+    let server = Server::new().await;
+    let path = "/api/agents/plain/threads/subscribe?threadId=t&resourceId=r";
+    let mut frames = server.open_frames(path, &[]).await;
+    let send = |text: &str| {
+        let body = json!({"message": text, "threadId": "t", "resourceId": "r"});
+        let server = &server;
+        async move { server.post("/api/agents/plain/send-message", body).await.status }
+    };
+    assert_eq!(send("[[say one two]]").await, StatusCode::OK);
+    let seen = frames.until("\"type\":\"finish\"").await;
+    let ids: Vec<&str> = seen.iter().map(|frame| frame.lines().next().unwrap().strip_prefix("id: ").unwrap()).collect();
+    assert!(seen.iter().all(|frame| frame.lines().count() == 2));
+    // From the middle of the run: the rest, byte for byte, and then what is live.
+    let middle = ids.len() / 2;
+    let mut again = server.open_frames(path, &[("last-event-id", ids[middle])]).await;
+    let rest = again.until("\"type\":\"finish\"").await;
+    assert_eq!(rest, seen[middle + 1..]);
+    // From its end: nothing but what comes next.
+    let mut late = server.open_frames(path, &[("last-event-id", ids[ids.len() - 1])]).await;
+    assert_eq!(send("[[say three]]").await, StatusCode::OK);
+    assert_eq!(late.next().await, again.next().await);
+}
+
+#[tokio::test]
+async fn http_244_an_id_that_cannot_be_continued_is_a_gap() {
+    let server = Server::new().await;
+    let path = "/api/agents/plain/threads/subscribe?threadId=t&resourceId=r";
+    for id in ["999-7", "nonsense"] {
+        let mut frames = server.open_frames(path, &[("last-event-id", id)]).await;
+        let gap = frames.next().await;
+        assert!(gap.starts_with("event: gap\ndata: "), "{gap}");
+        assert_eq!(chunk(&gap), json!({"after": null, "next": null, "reload": true}), "{id}");
+    }
+}

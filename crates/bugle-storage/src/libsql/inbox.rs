@@ -1,0 +1,410 @@
+//! Journal, commits, runs and leases in SQL (SIG §22.1, rulings 4, 25, 26, 39).
+
+use bugle::{
+    id::{MessageId, RunId, ThreadKey},
+    storage::{
+        Accepted, EntryOutcome, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunRecord, RunStatus,
+        StorageError,
+        rules::{self, LeaseState},
+    },
+    time::Timestamp,
+};
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::{
+    alive::Watch,
+    codec,
+    error::{Answer, Failure, unavailable},
+    messages, threads,
+};
+
+/// Resource and thread columns of a key. No resource is the empty text.
+fn columns(thread: &ThreadKey) -> (&str, &str) {
+    (thread.resource_id.as_deref().unwrap_or_default(), &thread.thread_id)
+}
+
+fn key(resource: String, thread: String) -> ThreadKey {
+    if resource.is_empty() { ThreadKey::unowned(thread) } else { ThreadKey::new(resource, thread) }
+}
+
+fn encode(value: &impl serde::Serialize) -> Answer<String> {
+    serde_json::to_string(value)
+        .map_err(|error| Failure::Rule(StorageError::Invalid(format!("a value cannot be stored as JSON: {error}"))))
+}
+
+/// Refuses a key whose resource does not own the thread (SIG-364).
+fn check_owner(connection: &Connection, thread: &ThreadKey) -> Answer<()> {
+    let (resource, id) = columns(thread);
+    match threads::owner(connection, id)? {
+        Some(owner) if !owner.is_empty() && owner != resource => Err(Failure::Rule(StorageError::ThreadOwnership {
+            thread: id.to_owned(),
+            owner,
+            given: resource.to_owned(),
+        })),
+        _ => Ok(()),
+    }
+}
+
+/// An entry to append, encoded before the job is queued.
+#[derive(Debug)]
+pub(super) struct Draft {
+    entry: InboxEntry,
+    fingerprint: String,
+}
+
+impl Draft {
+    pub(super) fn of(entry: InboxEntry) -> Self {
+        Self { fingerprint: rules::signal_fingerprint(&entry.signal), entry }
+    }
+}
+
+pub(super) fn accept(
+    connection: &Connection,
+    watch: &Watch,
+    thread: &ThreadKey,
+    drafts: &[Draft],
+    claim: Option<&LeaseClaim>,
+) -> Answer<Accepted> {
+    check_owner(connection, thread)?;
+    let now = Timestamp::now();
+    let mut entries = Vec::with_capacity(drafts.len());
+    let mut position = None;
+    for draft in drafts {
+        if let Some(outcome) = known(connection, draft)? {
+            entries.push(outcome);
+            continue;
+        }
+        let next = match position {
+            Some(position) => position + 1,
+            None => {
+                rules::next_position(waiting_edge(connection, thread, "max")?, now.as_millis().saturating_mul(1000))
+            }
+        };
+        position = Some(next);
+        insert(connection, draft, next)?;
+        entries.push(EntryOutcome::Appended { position: next });
+    }
+    let lease = claim.map(|claim| self::claim(connection, watch, thread, claim, now)).transpose()?;
+    Ok(Accepted { entries, lease })
+}
+
+/// What became of an entry's id before (SIG-503).
+fn known(connection: &Connection, draft: &Draft) -> Answer<Option<EntryOutcome>> {
+    let id = &draft.entry.signal.id;
+    let different = || Failure::Rule(StorageError::DifferentContent { id: id.clone() });
+    let mut statement = connection
+        .prepare_cached("SELECT state, run_id, fingerprint, resource, thread FROM bugle_inbox WHERE id = ?1")?;
+    let recorded: Option<(i64, String, String, String, String)> = statement
+        .query_row([id.as_str()], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?)))
+        .optional()?;
+    if let Some((state, run_id, fingerprint, resource, thread)) = recorded {
+        if fingerprint != draft.fingerprint || columns(&draft.entry.thread) != (&*resource, &*thread) {
+            return Err(different());
+        }
+        return Ok(Some(match state {
+            0 => EntryOutcome::Waiting { run_id: run_id.into() },
+            _ => EntryOutcome::Placed { run_id: Some(run_id.into()) },
+        }));
+    }
+    let Some(message) = messages::get(connection, std::slice::from_ref(id))?.pop() else { return Ok(None) };
+    let here = message.thread_id.as_deref() == Some(&*draft.entry.thread.thread_id);
+    if here && rules::message_holds(&message, &draft.entry.signal) {
+        Ok(Some(EntryOutcome::Placed { run_id: None }))
+    } else {
+        Err(different())
+    }
+}
+
+/// The smallest or largest place among what waits.
+fn waiting_edge(connection: &Connection, thread: &ThreadKey, edge: &str) -> Answer<Option<i64>> {
+    let sql = format!("SELECT {edge}(position) FROM bugle_inbox WHERE resource = ?1 AND thread = ?2 AND state = 0");
+    Ok(connection.prepare_cached(&sql)?.query_row(columns(thread), |row| row.get(0))?)
+}
+
+fn insert(connection: &Connection, draft: &Draft, position: i64) -> Answer<()> {
+    let (resource, thread) = columns(&draft.entry.thread);
+    connection
+        .prepare_cached(
+            "INSERT INTO bugle_inbox (id, resource, thread, position, state, run_id, fingerprint, entry)
+             VALUES (?1, ?2, ?3, ?4, 0, ?5, ?6, ?7)
+             ON CONFLICT (id) DO UPDATE SET position = excluded.position, state = 0, run_id = excluded.run_id,
+               fingerprint = excluded.fingerprint, entry = excluded.entry",
+        )?
+        .execute(params![
+            draft.entry.signal.id.as_str(),
+            resource,
+            thread,
+            position,
+            draft.entry.run_id.as_str(),
+            draft.fingerprint,
+            encode(&draft.entry)?,
+        ])?;
+    Ok(())
+}
+
+pub(super) fn list(connection: &Connection, thread: &ThreadKey) -> Answer<Vec<InboxEntry>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT id, position, entry FROM bugle_inbox WHERE resource = ?1 AND thread = ?2 AND state = 0 ORDER BY position",
+    )?;
+    let mut rows = statement.query(columns(thread))?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next()? {
+        let parsed: Option<InboxEntry> = codec::parse_json(&codec::text(row, 2)?.unwrap_or_default());
+        match parsed {
+            Some(mut entry) => {
+                entry.position = row.get(1)?;
+                found.push(entry);
+            }
+            None => codec::report("bugle_inbox", &codec::text(row, 0)?.unwrap_or_default(), "entry"),
+        }
+    }
+    Ok(found)
+}
+
+pub(super) fn remove(connection: &Connection, thread: &ThreadKey, ids: &[MessageId]) -> Answer<Vec<MessageId>> {
+    let (resource, id) = columns(thread);
+    let mut statement = connection
+        .prepare_cached("DELETE FROM bugle_inbox WHERE id = ?1 AND resource = ?2 AND thread = ?3 AND state = 0")?;
+    let mut removed = Vec::new();
+    for entry in ids {
+        if statement.execute([entry.as_str(), resource, id])? > 0 {
+            removed.push(entry.clone());
+        }
+    }
+    Ok(removed)
+}
+
+pub(super) fn update(connection: &Connection, draft: &Draft) -> Answer<bool> {
+    let (resource, thread) = columns(&draft.entry.thread);
+    let changed = connection
+        .prepare_cached(
+            // The fingerprint stays that of the first sending, which may be repeated (SIG-503).
+            "UPDATE bugle_inbox SET position = ?4, run_id = ?5, entry = ?6
+             WHERE id = ?1 AND resource = ?2 AND thread = ?3 AND state = 0",
+        )?
+        .execute(params![
+            draft.entry.signal.id.as_str(),
+            resource,
+            thread,
+            draft.entry.position,
+            draft.entry.run_id.as_str(),
+            encode(&draft.entry)?,
+        ])?;
+    Ok(changed > 0)
+}
+
+/// A commit, encoded before the job is queued.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub(super) thread: ThreadKey,
+    pub(super) epoch: u64,
+    pub(super) create_thread: Option<NewThread>,
+    pub(super) consumed: Vec<MessageId>,
+    pub(super) messages: Vec<(bugle::message::StoredMessage, messages::Row)>,
+    pub(super) removed: Vec<MessageId>,
+    pub(super) returned: Vec<Draft>,
+    pub(super) run: RunChange,
+}
+
+pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
+    let now = Timestamp::now();
+    let (resource, id) = columns(&step.thread);
+    let current = lease(connection, &step.thread)?.map_or(0, |lease| lease.epoch);
+    if step.epoch < current {
+        let stale = StorageError::StaleEpoch { thread: id.to_owned(), given: step.epoch, current };
+        return Err(Failure::Rule(stale));
+    }
+    check_owner(connection, &step.thread)?;
+    if step.epoch > current {
+        connection
+            .prepare_cached(
+                "INSERT INTO bugle_leases (resource, thread, owner, epoch, expires_at) VALUES (?1, ?2, NULL, ?3, 0)
+                 ON CONFLICT (resource, thread) DO UPDATE SET epoch = excluded.epoch",
+            )?
+            .execute(params![resource, id, step.epoch as i64])?;
+    }
+    if let Some(new) = &step.create_thread {
+        threads::ensure(connection, new, now)?;
+    }
+    if !step.consumed.is_empty() {
+        let mut place = connection.prepare_cached(
+            "UPDATE bugle_inbox SET state = 1, entry = NULL WHERE id = ?1 AND resource = ?2 AND thread = ?3 AND state = 0",
+        )?;
+        for consumed in &step.consumed {
+            place.execute([consumed.as_str(), resource, id])?;
+        }
+    }
+    if !step.removed.is_empty() {
+        messages::remove(connection, id, &step.removed)?;
+    }
+    messages::save(connection, &step.messages)?;
+    put_back(connection, &step.thread, &step.returned, now)?;
+    match &step.run {
+        RunChange::Keep => {}
+        RunChange::Save(record) => save_run(connection, record)?,
+        RunChange::End { run_id, last_event } => {
+            connection.prepare_cached("DELETE FROM bugle_runs WHERE run_id = ?1")?.execute([run_id.as_str()])?;
+            connection
+                .prepare_cached(
+                    "INSERT INTO bugle_leases (resource, thread, owner, epoch, expires_at, event_epoch, event_number)
+                     VALUES (?1, ?2, NULL, ?3, 0, ?3, ?4)
+                     ON CONFLICT (resource, thread) DO UPDATE SET event_epoch = ?3, event_number = ?4",
+                )?
+                .execute(params![resource, id, step.epoch as i64, *last_event as i64])?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts entries in front of what waits, in order (ruling 33).
+fn put_back(connection: &Connection, thread: &ThreadKey, returned: &[Draft], now: Timestamp) -> Answer<()> {
+    if returned.is_empty() {
+        return Ok(());
+    }
+    let mut forget = connection.prepare_cached("DELETE FROM bugle_inbox WHERE id = ?1")?;
+    for draft in returned {
+        forget.execute([draft.entry.signal.id.as_str()])?;
+    }
+    let first = waiting_edge(connection, thread, "min")?;
+    let first = first.unwrap_or_else(|| now.as_millis().saturating_mul(1000));
+    for (position, draft) in (first.saturating_sub(returned.len() as i64)..).zip(returned) {
+        insert(connection, draft, position)?;
+    }
+    Ok(())
+}
+
+fn status_name(status: RunStatus) -> &'static str {
+    match status {
+        RunStatus::Running => "running",
+        RunStatus::Suspended => "suspended",
+    }
+}
+
+fn save_run(connection: &Connection, record: &RunRecord) -> Answer<()> {
+    let (resource, thread) = columns(&record.thread);
+    connection
+        .prepare_cached(
+            "INSERT INTO bugle_runs (run_id, resource, thread, agent_id, status, snapshot, updated_at)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+             ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, snapshot = excluded.snapshot,
+               agent_id = excluded.agent_id, updated_at = excluded.updated_at",
+        )?
+        .execute(params![
+            record.run_id.as_str(),
+            resource,
+            thread,
+            record.agent_id,
+            status_name(record.status),
+            encode(&record.snapshot)?,
+            record.updated_at.as_millis(),
+        ])?;
+    Ok(())
+}
+
+const RUN_COLUMNS: &str = "run_id, resource, thread, agent_id, status, snapshot, updated_at";
+
+fn run(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<RunRecord>> {
+    let id: String = row.get(0)?;
+    let Some(snapshot) = codec::parse_json(&codec::text(row, 5)?.unwrap_or_default()) else {
+        codec::report("bugle_runs", &id, "snapshot");
+        return Ok(None);
+    };
+    let status: String = row.get(4)?;
+    Ok(Some(RunRecord {
+        run_id: id.into(),
+        thread: key(row.get(1)?, row.get(2)?),
+        agent_id: row.get(3)?,
+        status: if status == "suspended" { RunStatus::Suspended } else { RunStatus::Running },
+        snapshot,
+        updated_at: Timestamp::from_millis(row.get(6)?),
+    }))
+}
+
+pub(super) fn get_run(connection: &Connection, id: &RunId) -> Answer<Option<RunRecord>> {
+    let sql = format!("SELECT {RUN_COLUMNS} FROM bugle_runs WHERE run_id = ?1");
+    Ok(connection.prepare_cached(&sql)?.query_row([id.as_str()], run).optional()?.flatten())
+}
+
+pub(super) fn runs(connection: &Connection, thread: &ThreadKey) -> Answer<Vec<RunRecord>> {
+    let sql = format!("SELECT {RUN_COLUMNS} FROM bugle_runs WHERE resource = ?1 AND thread = ?2 ORDER BY run_id");
+    let mut statement = connection.prepare_cached(&sql)?;
+    let rows = statement.query_map(columns(thread), run)?;
+    Ok(rows.filter_map(Result::transpose).collect::<rusqlite::Result<_>>()?)
+}
+
+/// Threads with work that no living process does (SIG-502).
+pub(super) fn unfinished(connection: &Connection, watch: &Watch, owner: &str, limit: u32) -> Answer<Vec<ThreadKey>> {
+    let now = Timestamp::now();
+    let mut statement = connection.prepare_cached(
+        "SELECT w.resource, w.thread, l.owner, l.epoch, l.expires_at FROM (
+           SELECT resource, thread FROM bugle_inbox WHERE state = 0
+           UNION SELECT resource, thread FROM bugle_runs WHERE status = 'running'
+         ) w LEFT JOIN bugle_leases l ON l.resource = w.resource AND l.thread = w.thread",
+    )?;
+    let mut rows = statement.query(())?;
+    let mut found = Vec::new();
+    while found.len() < limit as usize
+        && let Some(row) = rows.next()?
+    {
+        let lease = LeaseState {
+            owner: row.get(2)?,
+            epoch: row.get::<_, Option<i64>>(3)?.unwrap_or_default() as u64,
+            expires_at: Timestamp::from_millis(row.get::<_, Option<i64>>(4)?.unwrap_or_default()),
+        };
+        if lease.is_free_for(owner, now, |other| watch.is_alive(other)) {
+            found.push(key(row.get(0)?, row.get(1)?));
+        }
+    }
+    Ok(found)
+}
+
+fn lease(connection: &Connection, thread: &ThreadKey) -> Answer<Option<LeaseState>> {
+    let mut statement = connection
+        .prepare_cached("SELECT owner, epoch, expires_at FROM bugle_leases WHERE resource = ?1 AND thread = ?2")?;
+    let found = statement.query_row(columns(thread), |row| {
+        let epoch: i64 = row.get(1)?;
+        Ok(LeaseState { owner: row.get(0)?, epoch: epoch as u64, expires_at: Timestamp::from_millis(row.get(2)?) })
+    });
+    Ok(found.optional()?)
+}
+
+pub(super) fn claim(
+    connection: &Connection,
+    watch: &Watch,
+    thread: &ThreadKey,
+    claim: &LeaseClaim,
+    now: Timestamp,
+) -> Answer<Lease> {
+    let existing = lease(connection, thread)?;
+    let Some(lease) = LeaseState::claim(existing.as_ref(), claim, now, |owner| watch.is_alive(owner)) else {
+        let Some(owner) = existing.and_then(|lease| lease.owner) else {
+            return Err(Failure::Rule(unavailable("a lease without owner was refused; this is a bug".into())));
+        };
+        return Ok(Lease::HeldBy { owner });
+    };
+    let (resource, id) = columns(thread);
+    connection
+        .prepare_cached(
+            "INSERT INTO bugle_leases (resource, thread, owner, epoch, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (resource, thread) DO UPDATE SET owner = excluded.owner, epoch = excluded.epoch,
+               expires_at = excluded.expires_at",
+        )?
+        .execute(params![resource, id, lease.owner, lease.epoch as i64, lease.expires_at.as_millis()])?;
+    Ok(Lease::Held { epoch: lease.epoch })
+}
+
+pub(super) fn release(connection: &Connection, thread: &ThreadKey, owner: &str) -> Answer<()> {
+    let (resource, id) = columns(thread);
+    connection
+        .prepare_cached("UPDATE bugle_leases SET owner = NULL WHERE resource = ?1 AND thread = ?2 AND owner = ?3")?
+        .execute([resource, id, owner])?;
+    Ok(())
+}
+
+pub(super) fn last_event(connection: &Connection, thread: &ThreadKey) -> Answer<Option<(u64, u64)>> {
+    let mut statement = connection
+        .prepare_cached("SELECT event_epoch, event_number FROM bugle_leases WHERE resource = ?1 AND thread = ?2")?;
+    let found: Option<(Option<i64>, Option<i64>)> =
+        statement.query_row(columns(thread), |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    Ok(found.and_then(|(epoch, number)| Some((epoch? as u64, number? as u64))))
+}

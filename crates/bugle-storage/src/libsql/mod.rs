@@ -1,0 +1,298 @@
+//! One SQLite file, in the format that the reference's libSQL store shares (STO §2).
+//!
+//! One thread owns the only writing connection. It takes all jobs that wait, runs each in a savepoint of one
+//! `BEGIN IMMEDIATE`, and answers them after the commit: many callers share the cost of one. A few more threads read.
+//! The write queue is bounded; when it is full, callers wait their turn, in order. Dropping a future cancels a job that
+//! has not begun and does not disturb one that has.
+//!
+//! Several processes may use one file at once, the reference among them.
+
+mod alive;
+mod codec;
+mod error;
+mod inbox;
+mod messages;
+mod network;
+mod notifications;
+mod open;
+mod schema;
+mod threads;
+mod worker;
+
+pub use open::{LibSqlOptions, Synchronous};
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use async_trait::async_trait;
+use bugle::{
+    id::{MessageId, RunId, ThreadKey},
+    message::{Resource, StoredMessage, Thread},
+    storage::{
+        Accept, Accepted, CloneThread, ClonedThread, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, MessageQuery,
+        NewThread, NotificationQuery, NotificationRecord, Page, ResourceChange, RunRecord, Storage, StorageError,
+        ThreadQuery, ThreadUpdate, rules,
+    },
+    time::Timestamp,
+};
+use rusqlite::Connection;
+
+use self::{alive::Watch, error::Answer, worker::Worker};
+
+/// A store in a SQLite file.
+///
+/// The last clone's end closes the file once the jobs that wait are done, and gives up the proof of life, so that other
+/// processes may take over its threads.
+#[derive(Debug, Clone)]
+pub struct LibSql {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// `file:bugle.db`.
+    name: Arc<str>,
+    is_durable: bool,
+    owner: String,
+    watch: Watch,
+    writer: Worker,
+    /// Empty for a database in memory: only the writer sees it.
+    readers: Vec<Worker>,
+    next_reader: AtomicUsize,
+}
+
+impl LibSql {
+    /// Opens `url` with the default options: a path, `file:PATH` (with SQLite's URI parameters), or `:memory:`.
+    ///
+    /// # Errors
+    /// [`StorageError::Unavailable`] with what happened and what to do.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), bugle::storage::StorageError> {
+    /// use bugle_storage::libsql::LibSql;
+    /// let store = LibSql::open(":memory:")?;
+    /// # drop(store);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn open(url: &str) -> Result<Self, StorageError> {
+        LibSqlOptions::builder().url(url).build().open()
+    }
+
+    /// How many write jobs wait for the writer: the depth of the queue.
+    pub fn writes_waiting(&self) -> usize {
+        self.inner.writer.waiting()
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        work: impl Fn(&Connection) -> Answer<T> + Send + 'static,
+    ) -> Result<T, StorageError> {
+        self.inner.writer.run(work).await
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl Fn(&Connection) -> Answer<T> + Send + 'static,
+    ) -> Result<T, StorageError> {
+        let inner = &self.inner;
+        let turn = inner.next_reader.fetch_add(1, Ordering::Relaxed);
+        let reader = match inner.readers.len() {
+            0 => &inner.writer,
+            count => &inner.readers[turn % count],
+        };
+        reader.run(work).await
+    }
+}
+
+fn encoded(messages: Vec<StoredMessage>) -> Vec<(StoredMessage, messages::Row)> {
+    messages
+        .into_iter()
+        .map(|message| {
+            let row = messages::Row::of(&message);
+            (message, row)
+        })
+        .collect()
+}
+
+#[async_trait]
+impl Storage for LibSql {
+    fn describe(&self) -> String {
+        self.inner.name.to_string()
+    }
+
+    fn is_durable(&self) -> bool {
+        self.inner.is_durable
+    }
+
+    fn owner(&self) -> String {
+        self.inner.owner.clone()
+    }
+
+    async fn get_thread(&self, id: &str) -> Result<Option<Thread>, StorageError> {
+        let id = id.to_owned();
+        self.read(move |connection| threads::get(connection, &id)).await
+    }
+
+    async fn create_thread(&self, mut thread: NewThread) -> Result<Thread, StorageError> {
+        // Made here, since a job may run twice.
+        thread.id.get_or_insert_with(|| MessageId::fresh().to_string());
+        self.write(move |connection| threads::create(connection, thread.clone())).await
+    }
+
+    async fn update_thread(&self, update: ThreadUpdate) -> Result<Thread, StorageError> {
+        self.write(move |connection| threads::update(connection, update.clone())).await
+    }
+
+    async fn list_threads(&self, query: ThreadQuery) -> Result<Page<Thread>, StorageError> {
+        rules::check_thread_query(&query)?;
+        self.read(move |connection| threads::list(connection, &query)).await
+    }
+
+    async fn delete_thread(&self, id: &str) -> Result<bool, StorageError> {
+        let id = id.to_owned();
+        self.write(move |connection| threads::delete(connection, &id)).await
+    }
+
+    async fn clone_thread(&self, clone: CloneThread) -> Result<ClonedThread, StorageError> {
+        self.write(move |connection| threads::clone(connection, clone.clone())).await
+    }
+
+    async fn transfer_thread(&self, id: &str, resource_id: &str) -> Result<Thread, StorageError> {
+        let (id, resource_id) = (id.to_owned(), resource_id.to_owned());
+        self.write(move |connection| threads::transfer(connection, &id, &resource_id)).await
+    }
+
+    async fn list_messages(&self, query: MessageQuery) -> Result<Page<StoredMessage>, StorageError> {
+        rules::check_message_query(&query)?;
+        self.read(move |connection| messages::list(connection, &query)).await
+    }
+
+    async fn recent_messages(&self, thread: &ThreadKey, limit: u32) -> Result<Vec<StoredMessage>, StorageError> {
+        let thread = thread.clone();
+        self.read(move |connection| messages::recent(connection, &thread, limit)).await
+    }
+
+    async fn get_messages(&self, ids: &[MessageId]) -> Result<Vec<StoredMessage>, StorageError> {
+        let ids = ids.to_vec();
+        self.read(move |connection| messages::get(connection, &ids)).await
+    }
+
+    async fn save_messages(&self, messages: Vec<StoredMessage>) -> Result<(), StorageError> {
+        let messages = encoded(messages);
+        self.write(move |connection| messages::save(connection, &messages)).await
+    }
+
+    async fn delete_messages(&self, ids: &[MessageId]) -> Result<usize, StorageError> {
+        rules::check_delete_ids(ids)?;
+        if ids.is_empty() {
+            return Ok(0);
+        }
+        let ids = ids.to_vec();
+        self.write(move |connection| messages::delete(connection, &ids)).await
+    }
+
+    async fn get_resource(&self, id: &str) -> Result<Option<Resource>, StorageError> {
+        let id = id.to_owned();
+        self.read(move |connection| threads::get_resource(connection, &id)).await
+    }
+
+    async fn update_resource(&self, id: &str, change: ResourceChange) -> Result<Resource, StorageError> {
+        let id = id.to_owned();
+        self.write(move |connection| threads::update_resource(connection, &id, change.clone())).await
+    }
+
+    async fn accept(&self, accept: Accept) -> Result<Accepted, StorageError> {
+        rules::check_accept(&accept)?;
+        let Accept { entries, thread, claim, check_only } = accept;
+        let drafts: Vec<inbox::Draft> = match check_only {
+            true => Vec::new(),
+            false => entries.into_iter().map(inbox::Draft::of).collect(),
+        };
+        let watch = self.inner.watch.clone();
+        self.write(move |connection| inbox::accept(connection, &watch, &thread, &drafts, claim.as_ref())).await
+    }
+
+    async fn inbox(&self, thread: &ThreadKey) -> Result<Vec<InboxEntry>, StorageError> {
+        let thread = thread.clone();
+        self.read(move |connection| inbox::list(connection, &thread)).await
+    }
+
+    async fn remove_inbox(
+        &self,
+        thread: &ThreadKey,
+        ids: &[MessageId],
+        _why: InboxEnd,
+    ) -> Result<Vec<MessageId>, StorageError> {
+        let (thread, ids) = (thread.clone(), ids.to_vec());
+        self.write(move |connection| inbox::remove(connection, &thread, &ids)).await
+    }
+
+    async fn update_inbox(&self, entry: InboxEntry) -> Result<bool, StorageError> {
+        let draft = inbox::Draft::of(entry);
+        self.write(move |connection| inbox::update(connection, &draft)).await
+    }
+
+    async fn commit(&self, mut commit: Commit) -> Result<(), StorageError> {
+        rules::complete_commit(&mut commit)?;
+        let Commit { thread, epoch, create_thread, consumed, messages, removed, mut returned, run } = commit;
+        returned.iter_mut().for_each(|entry| entry.thread = thread.clone());
+        let step = inbox::Step {
+            thread,
+            epoch,
+            create_thread,
+            consumed,
+            messages: encoded(messages),
+            removed,
+            returned: returned.into_iter().map(inbox::Draft::of).collect(),
+            run,
+        };
+        self.write(move |connection| inbox::commit(connection, &step)).await
+    }
+
+    async fn get_run(&self, run_id: &RunId) -> Result<Option<RunRecord>, StorageError> {
+        let run_id = run_id.clone();
+        self.read(move |connection| inbox::get_run(connection, &run_id)).await
+    }
+
+    async fn unfinished(&self, owner: &str, limit: u32) -> Result<Vec<ThreadKey>, StorageError> {
+        let (owner, watch) = (owner.to_owned(), self.inner.watch.clone());
+        self.read(move |connection| inbox::unfinished(connection, &watch, &owner, limit)).await
+    }
+
+    async fn runs(&self, thread: &ThreadKey) -> Result<Vec<RunRecord>, StorageError> {
+        let thread = thread.clone();
+        self.read(move |connection| inbox::runs(connection, &thread)).await
+    }
+
+    async fn acquire_lease(&self, thread: &ThreadKey, claim: &LeaseClaim) -> Result<Lease, StorageError> {
+        let (thread, claim, watch) = (thread.clone(), claim.clone(), self.inner.watch.clone());
+        self.write(move |connection| inbox::claim(connection, &watch, &thread, &claim, Timestamp::now())).await
+    }
+
+    async fn release_lease(&self, thread: &ThreadKey, owner: &str) -> Result<(), StorageError> {
+        let (thread, owner) = (thread.clone(), owner.to_owned());
+        self.write(move |connection| inbox::release(connection, &thread, &owner)).await
+    }
+
+    async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError> {
+        let thread = thread.clone();
+        self.read(move |connection| inbox::last_event(connection, &thread)).await
+    }
+
+    async fn create_notification(&self, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
+        let stored = record.clone();
+        self.write(move |connection| notifications::create(connection, &stored)).await?;
+        Ok(record)
+    }
+
+    async fn list_notifications(&self, query: NotificationQuery) -> Result<Vec<NotificationRecord>, StorageError> {
+        self.read(move |connection| notifications::list(connection, &query)).await
+    }
+
+    async fn update_notification(&self, record: NotificationRecord) -> Result<bool, StorageError> {
+        self.write(move |connection| notifications::update(connection, &record)).await
+    }
+}

@@ -1,0 +1,36 @@
+-- Bugle's own tables and indexes (ruling 14, STO-023, STO-024). They are invisible to the reference.
+
+-- Accepted input. state 0 = waits, 1 = placed (kept without its body, so that a repeated acceptance is told apart, SIG-503).
+CREATE TABLE IF NOT EXISTS bugle_inbox (
+  "id" TEXT NOT NULL PRIMARY KEY,
+  "resource" TEXT NOT NULL,
+  "thread" TEXT NOT NULL,
+  "position" INTEGER NOT NULL,
+  "state" INTEGER NOT NULL,
+  "run_id" TEXT NOT NULL,
+  "fingerprint" TEXT NOT NULL,
+  "entry" TEXT
+) WITHOUT ROWID;
+
+-- Runs that have not ended.
+CREATE TABLE IF NOT EXISTS bugle_runs (
+  "run_id" TEXT NOT NULL PRIMARY KEY,
+  "resource" TEXT NOT NULL,
+  "thread" TEXT NOT NULL,
+  "agent_id" TEXT NOT NULL,
+  "status" TEXT NOT NULL,
+  "snapshot" TEXT NOT NULL,
+  "updated_at" INTEGER NOT NULL
+);
+
+-- Who owns a thread. The epoch never shrinks, so rows stay. Times are milliseconds since 1970.
+CREATE TABLE IF NOT EXISTS bugle_leases (
+  "resource" TEXT NOT NULL,
+  "thread" TEXT NOT NULL,
+  "owner" TEXT,
+  "epoch" INTEGER NOT NULL,
+  "expires_at" INTEGER NOT NULL,
+  "event_epoch" INTEGER,
+  "event_number" INTEGER,
+  PRIMARY KEY ("resource", "thread")
+) WITHOUT ROWID;

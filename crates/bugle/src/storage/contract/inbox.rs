@@ -1,0 +1,399 @@
+//! Journal, commits, runs and leases.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{Checked, at, entry, entry_ids, ids, key, message, message_ids, new_thread, object, signal, with_thread};
+use crate::{
+    id::ThreadKey,
+    storage::{
+        Accept, Commit, EntryOutcome, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunRecord,
+        RunStatus, SharedStorage, StorageError,
+    },
+};
+
+fn accept(ids: &[&str]) -> Accept {
+    Accept { entries: ids.iter().map(|id| entry(id)).collect(), thread: key(), claim: None, check_only: false }
+}
+
+fn commit(epoch: u64) -> Commit {
+    Commit::new(key(), epoch)
+}
+
+fn claim(owner: &str, ttl_secs: u64) -> LeaseClaim {
+    LeaseClaim { owner: owner.into(), ttl: Duration::from_secs(ttl_secs) }
+}
+
+fn run(id: &str, status: RunStatus) -> RunRecord {
+    RunRecord {
+        run_id: id.into(),
+        thread: key(),
+        agent_id: "helper".into(),
+        status,
+        snapshot: json!({"step": 1, "text": "a\u{0}b"}),
+        updated_at: at(3),
+    }
+}
+
+async fn waiting(store: &SharedStorage) -> Result<Vec<String>, StorageError> {
+    Ok(entry_ids(&store.inbox(&key()).await?).into_iter().map(str::to_owned).collect())
+}
+
+pub(super) async fn sig_500_entries_wait_in_order(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let first = store.accept(accept(&["s1", "s2"])).await?;
+    let second = store.accept(accept(&["s0"])).await?;
+    assert_eq!((first.lease, second.lease), (None, None));
+    let places: Vec<i64> = first
+        .entries
+        .iter()
+        .chain(&second.entries)
+        .map(|outcome| match outcome {
+            EntryOutcome::Appended { position } => *position,
+            other => panic!("SIG-500: {other:?}"),
+        })
+        .collect();
+    assert!(places.is_sorted_by(|a, b| a < b), "SIG-500: places grow: {places:?}");
+    let found = store.inbox(&key()).await?;
+    let expected: Vec<InboxEntry> = ["s1", "s2", "s0"]
+        .iter()
+        .zip(&places)
+        .map(|(id, place)| InboxEntry { position: *place, ..entry(id) })
+        .collect();
+    assert_eq!(found, expected, "SIG-500: entries come back as accepted, in order");
+    assert_eq!(store.inbox(&ThreadKey::new("bob", "t1")).await?, [], "SIG-360: another key");
+    let stray = Accept { thread: ThreadKey::new("ann", "t2"), ..accept(&["s9"]) };
+    assert!(matches!(store.accept(stray).await, Err(StorageError::Invalid(_))));
+    let checked = store.accept(Accept { check_only: true, ..accept(&["s8"]) }).await?;
+    assert_eq!((checked.entries, waiting(&store).await?.len()), (vec![], 3), "check_only appends nothing");
+    Ok(())
+}
+
+pub(super) async fn sig_501_commit_places_input_with_its_message(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    store.accept(accept(&["s1", "s2"])).await?;
+    let placed = Commit { consumed: message_ids(&["s1"]), messages: vec![message("s1", 1)], ..commit(0) };
+    store.commit(placed).await?;
+    assert_eq!(waiting(&store).await?, ["s2"], "SIG-501");
+    assert_eq!(ids(&store.recent_messages(&key(), 9).await?), ["s1"], "SIG-501");
+    // Withdrawn meanwhile: the message is written all the same.
+    store.remove_inbox(&key(), &message_ids(&["s2"]), InboxEnd::Cancelled).await?;
+    store.commit(Commit { consumed: message_ids(&["s2"]), messages: vec![message("s2", 2)], ..commit(0) }).await?;
+    assert_eq!(ids(&store.recent_messages(&key(), 9).await?), ["s1", "s2"], "SIG-501");
+    let mut bare = message("s3", 3);
+    (bare.thread_id, bare.resource_id, bare.kind) = (None, None, None);
+    store.commit(Commit { messages: vec![bare], ..commit(0) }).await?;
+    assert_eq!(
+        store.get_messages(&message_ids(&["s3"])).await?,
+        [message("s3", 3)],
+        "a commit's messages are of its thread"
+    );
+    Ok(())
+}
+
+pub(super) async fn sig_503_repeated_acceptance(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    store.accept(accept(&["s1", "s2"])).await?;
+    let mut retry = entry("s1");
+    retry.run_id = "another".into();
+    retry.signal.created_at = at(50);
+    retry.signal.accepted_at = Some(at(51));
+    let retry = Accept { entries: vec![retry], ..accept(&[]) };
+    let run_id = "run-of-s1".into();
+    assert_eq!(store.accept(retry.clone()).await?.entries, [EntryOutcome::Waiting { run_id }], "SIG-503: waits");
+    let other = InboxEntry { signal: signal("s1", "something else"), ..entry("s1") };
+    let other = Accept { entries: vec![entry("s3"), other], ..accept(&[]) };
+    let refused = |answer: Result<_, StorageError>| matches!(&answer, Err(StorageError::DifferentContent { id }) if id.as_str() == "s1");
+    assert!(refused(store.accept(other.clone()).await), "SIG-503: other content while it waits");
+    assert_eq!(waiting(&store).await?, ["s1", "s2"], "SIG-503: nothing of a refused call is appended");
+    store.commit(Commit { consumed: message_ids(&["s1"]), messages: vec![message("s1", 1)], ..commit(0) }).await?;
+    let run_id = Some("run-of-s1".into());
+    assert_eq!(store.accept(retry).await?.entries, [EntryOutcome::Placed { run_id }], "SIG-503: placed");
+    assert!(refused(store.accept(other).await), "SIG-503: other content after placement");
+    // A row that no acceptance here wrote.
+    let mut foreign = message("s4", 4);
+    foreign.content = crate::message::StoredMessage::text("s4".into(), foreign.role, "says s4", at(4)).content;
+    store.save_messages(vec![foreign]).await?;
+    let known = store.accept(accept(&["s4"])).await?;
+    assert_eq!(known.entries, [EntryOutcome::Placed { run_id: None }], "SIG-503: a stored message counts as placed");
+    let mut other = entry("s4");
+    other.signal = signal("s4", "no");
+    let answer = store.accept(Accept { entries: vec![other], ..accept(&[]) }).await;
+    assert!(matches!(answer, Err(StorageError::DifferentContent { .. })), "SIG-503: {answer:?}");
+    let twice = store.accept(accept(&["s5", "s5"])).await?;
+    assert!(matches!(twice.entries[1], EntryOutcome::Waiting { .. }), "SIG-503: twice in one call: {twice:?}");
+    assert_eq!(waiting(&store).await?, ["s2", "s5"]);
+    Ok(())
+}
+
+pub(super) async fn sig_364_ownership_is_checked_before_every_write(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let bob = ThreadKey::new("bob", "t1");
+    let theirs = InboxEntry { thread: bob.clone(), ..entry("s1") };
+    let refused = |answer: &StorageError| matches!(answer, StorageError::ThreadOwnership { owner, given, .. } if owner == "ann" && given == "bob");
+    for check_only in [false, true] {
+        let attempt =
+            Accept { entries: vec![theirs.clone()], thread: bob.clone(), claim: Some(claim("x", 9)), check_only };
+        let answer = store.accept(attempt).await;
+        assert!(answer.as_ref().is_err_and(refused), "SIG-364: {answer:?}");
+    }
+    assert_eq!(store.inbox(&bob).await?, [], "SIG-364");
+    let answer = store.commit(Commit { messages: vec![], ..Commit::new(bob.clone(), 0) }).await;
+    assert!(answer.as_ref().is_err_and(refused), "SIG-364: {answer:?}");
+    let unowned = store.accept(Accept { entries: vec![], thread: ThreadKey::unowned("t1"), ..accept(&[]) }).await;
+    assert!(matches!(unowned, Err(StorageError::ThreadOwnership { .. })), "SIG-364: {unowned:?}");
+    // A thread without resource is anyone's (SIG-363); a thread that is not there yet can be written to (SIG-362).
+    store.create_thread(new_thread("free", "")).await?;
+    for thread in ["free", "new"].map(|id| ThreadKey::new("bob", id)) {
+        let mine = InboxEntry { thread: thread.clone(), ..entry(&format!("s-{}", thread.thread_id)) };
+        store.accept(Accept { entries: vec![mine], thread, claim: None, check_only: false }).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn sig_290_removal_names_what_was_there(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    store.accept(accept(&["s1", "s2", "s3"])).await?;
+    store.commit(Commit { consumed: message_ids(&["s2"]), ..commit(0) }).await?;
+    let asked = message_ids(&["s3", "s1", "s2", "none", "s1"]);
+    let removed = store.remove_inbox(&key(), &asked, InboxEnd::Cancelled).await?;
+    assert_eq!(removed, message_ids(&["s3", "s1"]), "SIG-290, SIG-282: each once, in request order");
+    let elsewhere = store.remove_inbox(&ThreadKey::new("bob", "t1"), &asked, InboxEnd::Cleared).await?;
+    assert_eq!(elsewhere, [], "SIG-290");
+    assert_eq!(waiting(&store).await?.len(), 0);
+    Ok(())
+}
+
+pub(super) async fn ruling_23_waiting_input_is_edited_and_moved(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    store.accept(accept(&["s1", "s2", "s3"])).await?;
+    let mut found = store.inbox(&key()).await?;
+    let mut last = found.pop().unwrap_or_else(|| panic!("three entries wait"));
+    last.position = found[0].position - 1;
+    last.signal = signal("s3", "edited");
+    last.attempts = 2;
+    assert!(store.update_inbox(last.clone()).await?, "ruling 23");
+    let now = store.inbox(&key()).await?;
+    assert_eq!((entry_ids(&now), &now[0]), (vec!["s3", "s1", "s2"], &last), "ruling 23: moved to the front");
+    let retried = store.accept(accept(&["s3"])).await?.entries;
+    assert!(
+        matches!(retried[..], [EntryOutcome::Waiting { .. }]),
+        "SIG-503: the first sending may be repeated: {retried:?}"
+    );
+    store.commit(Commit { consumed: message_ids(&["s3"]), ..commit(0) }).await?;
+    assert!(!store.update_inbox(last).await?, "ruling 23: it has been taken");
+    Ok(())
+}
+
+pub(super) async fn ruling_33_rollback_returns_input_in_order(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    store.accept(accept(&["s1", "s2", "s3", "s4"])).await?;
+    let taken = store.inbox(&key()).await?;
+    let messages = ["s1", "s2", "s3", "answer"].into_iter().zip(1..).map(|(id, n)| message(id, n)).collect();
+    store.commit(Commit { consumed: message_ids(&["s1", "s2", "s3"]), messages, ..commit(0) }).await?;
+    let rollback = Commit {
+        removed: message_ids(&["s1", "s2", "s3", "answer", "none"]),
+        returned: taken[1..3].to_vec(),
+        ..commit(0)
+    };
+    store.commit(rollback).await?;
+    assert_eq!(waiting(&store).await?, ["s2", "s3", "s4"], "ruling 33: in order, in front of what waits");
+    assert_eq!(store.recent_messages(&key(), 9).await?, [], "ruling 33");
+    let again = store.accept(accept(&["s1", "s2"])).await?.entries;
+    assert!(
+        matches!(again[..], [EntryOutcome::Appended { .. }, EntryOutcome::Waiting { .. }]),
+        "ruling 33: the removed input may be sent again: {again:?}"
+    );
+    Ok(())
+}
+
+pub(super) async fn ruling_4_stale_epochs_are_refused(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    store.acquire_lease(&key(), &claim("a", 0)).await?;
+    let Lease::Held { epoch } = store.acquire_lease(&key(), &claim("b", 60)).await? else {
+        panic!("ruling 4: a lease that has run out is free");
+    };
+    let stale = store.commit(Commit { messages: vec![message("m1", 1)], ..commit(epoch - 1) }).await;
+    assert!(
+        matches!(stale, Err(StorageError::StaleEpoch { given, current, .. }) if (given, current) == (epoch - 1, epoch)),
+        "ruling 4: {stale:?}"
+    );
+    assert_eq!(store.recent_messages(&key(), 9).await?, [], "ruling 4: nothing is written");
+    store.commit(Commit { messages: vec![message("m2", 2)], ..commit(epoch) }).await?;
+    // A lease of another backend may be ahead; the store keeps up (ruling 39).
+    store.commit(commit(epoch + 5)).await?;
+    let stale = store.commit(commit(epoch)).await;
+    assert!(matches!(stale, Err(StorageError::StaleEpoch { .. })), "ruling 39: {stale:?}");
+    Ok(())
+}
+
+pub(super) async fn commits_are_whole_or_nothing(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    store.create_thread(new_thread("t2", "bob")).await?;
+    let theirs = crate::message::StoredMessage {
+        thread_id: Some("t2".into()),
+        resource_id: Some("bob".into()),
+        ..message("theirs", 1)
+    };
+    store.save_messages(vec![theirs.clone(), message("mine", 1)]).await?;
+    store.accept(accept(&["s1"])).await?;
+    let bad = Commit {
+        consumed: message_ids(&["s1"]),
+        messages: vec![message("s1", 1), message("theirs", 2)],
+        removed: message_ids(&["mine", "theirs"]),
+        returned: vec![entry("s0")],
+        run: RunChange::Save(run("r1", RunStatus::Running)),
+        ..commit(7)
+    };
+    let answer = store.commit(bad).await;
+    assert!(matches!(answer, Err(StorageError::MessageOwnership { .. })), "MEM-044: {answer:?}");
+    assert_eq!(waiting(&store).await?, ["s1"], "decision 4: nothing is consumed or returned");
+    assert_eq!(ids(&store.recent_messages(&key(), 9).await?), ["mine"], "decision 4: no message");
+    assert_eq!(store.get_run(&"r1".into()).await?, None, "decision 4: no run record");
+    store.commit(Commit { removed: message_ids(&["theirs"]), ..commit(0) }).await?;
+    assert_eq!(store.get_messages(&message_ids(&["theirs"])).await?, [theirs], "a commit removes only its thread's");
+    let elsewhere = crate::message::StoredMessage { thread_id: Some("t2".into()), ..message("m", 1) };
+    let answer = store.commit(Commit { messages: vec![elsewhere], ..commit(0) }).await;
+    assert!(matches!(answer, Err(StorageError::Invalid(_))), "a commit writes one thread: {answer:?}");
+    Ok(())
+}
+
+pub(super) async fn commits_create_their_thread(store: SharedStorage) -> Checked {
+    let missing = store.commit(Commit { messages: vec![message("m1", 1)], ..commit(0) }).await;
+    assert!(matches!(missing, Err(StorageError::NotFound { what: "thread", .. })), "MEM-045: {missing:?}");
+    let new = NewThread {
+        id: None,
+        resource_id: "ann".into(),
+        title: Some("Hello".into()),
+        metadata: Some(object(json!({"a": 1}))),
+    };
+    let create = Commit { create_thread: Some(new.clone()), messages: vec![message("m1", 1)], ..commit(0) };
+    store.commit(create).await?;
+    let made = store.get_thread("t1").await?.unwrap_or_else(|| panic!("MEM-012: the thread is not there"));
+    assert_eq!((made.title.as_str(), made.resource_id.as_str()), ("Hello", "ann"), "MEM-012");
+    let later = NewThread { title: Some("Other".into()), metadata: Some(object(json!({"b": 2}))), ..new };
+    store.commit(Commit { create_thread: Some(later), ..commit(0) }).await?;
+    let after = store.get_thread("t1").await?.unwrap_or_else(|| panic!("MEM-012: the thread is gone"));
+    assert_eq!(after.title, "Hello", "MEM-012: an existing thread keeps its title");
+    assert_eq!(after.metadata, Some(object(json!({"a": 1, "b": 2}))), "MEM-012: keys are merged in");
+    assert_eq!(after.created_at, made.created_at);
+    Ok(())
+}
+
+pub(super) async fn run_records_live_until_the_run_ends(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let save = |record: &RunRecord| Commit { run: RunChange::Save(record.clone()), ..commit(2) };
+    let first = run("r1", RunStatus::Running);
+    let second = run("r2", RunStatus::Suspended);
+    store.commit(save(&first)).await?;
+    store.commit(save(&second)).await?;
+    let parked = RunRecord { snapshot: json!({"step": 2}), updated_at: at(9), ..run("r1", RunStatus::Suspended) };
+    store.commit(save(&parked)).await?;
+    assert_eq!(store.get_run(&"r1".into()).await?, Some(parked.clone()), "decision 3: replaced");
+    assert_eq!(store.runs(&key()).await?, [parked, second.clone()]);
+    assert_eq!(store.runs(&ThreadKey::new("ann", "t9")).await?, []);
+    assert_eq!(store.last_event(&key()).await?, None);
+    store.commit(Commit { run: RunChange::End { run_id: "r1".into(), last_event: 41 }, ..commit(2) }).await?;
+    assert_eq!(store.get_run(&"r1".into()).await?, None);
+    assert_eq!(store.runs(&key()).await?, [second]);
+    assert_eq!(store.last_event(&key()).await?, Some((2, 41)), "HTTP-243: the last event is remembered");
+    Ok(())
+}
+
+pub(super) async fn leases_have_one_owner_and_growing_epochs(store: SharedStorage) -> Checked {
+    let owner = store.owner();
+    assert!(!owner.is_empty() && owner == store.owner(), "ruling 26: one owner per handle");
+    let first = store.acquire_lease(&key(), &claim("a", 60)).await?;
+    let Lease::Held { epoch } = first else { panic!("ruling 25: {first:?}") };
+    assert_eq!(
+        store.acquire_lease(&key(), &claim("a", 60)).await?,
+        Lease::Held { epoch },
+        "PSL-112: renewal keeps the epoch"
+    );
+    assert_eq!(store.acquire_lease(&key(), &claim("b", 60)).await?, Lease::HeldBy { owner: "a".into() }, "PSL-112");
+    store.release_lease(&key(), "b").await?;
+    assert_eq!(
+        store.acquire_lease(&key(), &claim("b", 60)).await?,
+        Lease::HeldBy { owner: "a".into() },
+        "not its to give up"
+    );
+    store.release_lease(&key(), "a").await?;
+    assert_eq!(
+        store.acquire_lease(&key(), &claim("b", 60)).await?,
+        Lease::Held { epoch: epoch + 1 },
+        "PSL-123: the epoch stays in mind"
+    );
+    store.release_lease(&key(), "b").await?;
+    assert_eq!(
+        store.acquire_lease(&key(), &claim("b", 0)).await?,
+        Lease::Held { epoch: epoch + 2 },
+        "PSL-123: a new life, a new epoch"
+    );
+    assert_eq!(
+        store.acquire_lease(&key(), &claim("c", 60)).await?,
+        Lease::Held { epoch: epoch + 3 },
+        "ruling 26: a lease runs out"
+    );
+    let other = store.acquire_lease(&ThreadKey::new("ann", "t2"), &claim("d", 60)).await?;
+    assert!(matches!(other, Lease::Held { .. }), "threads are leased apart");
+    store.delete_thread("t1").await?;
+    store.release_lease(&key(), "c").await?;
+    assert_eq!(
+        store.acquire_lease(&key(), &claim("c", 60)).await?,
+        Lease::Held { epoch: epoch + 4 },
+        "ruling 39: epochs never shrink"
+    );
+    Ok(())
+}
+
+pub(super) async fn ruling_25_acceptance_takes_the_lease(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let by = |owner: &str, id: &str| Accept { claim: Some(claim(owner, 60)), ..accept(&[id]) };
+    let taken = store.accept(by("a", "s1")).await?;
+    assert!(matches!(taken.lease, Some(Lease::Held { .. })), "ruling 25: {taken:?}");
+    let second = store.accept(by("b", "s2")).await?;
+    assert_eq!(second.lease, Some(Lease::HeldBy { owner: "a".into() }), "ruling 25");
+    assert_eq!(waiting(&store).await?, ["s1", "s2"], "ruling 25: the second journals its input");
+    assert_eq!(store.accept(by("a", "s3")).await?.lease, taken.lease, "ruling 25: the owner renews");
+    let checked = store.accept(Accept { check_only: true, ..by("b", "s4") }).await?;
+    assert_eq!(checked.lease, Some(Lease::HeldBy { owner: "a".into() }));
+    Ok(())
+}
+
+pub(super) async fn sig_502_unfinished_work_is_found(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    assert_eq!(store.unfinished("me", 10).await?, []);
+    let (queued, working, parked) = (key(), ThreadKey::new("ann", "t2"), ThreadKey::unowned("t3"));
+    store.accept(accept(&["s1", "s2"])).await?;
+    for (thread, status) in [(&working, RunStatus::Running), (&parked, RunStatus::Suspended)] {
+        let record = RunRecord { thread: thread.clone(), ..run(&thread.thread_id, status) };
+        store.commit(Commit { run: RunChange::Save(record), ..Commit::new(thread.clone(), 0) }).await?;
+    }
+    let found = |threads: Vec<ThreadKey>| {
+        let mut threads = threads;
+        threads.sort();
+        threads
+    };
+    assert_eq!(
+        found(store.unfinished("me", 10).await?),
+        [queued.clone(), working.clone()],
+        "SIG-502: parked runs wait for people"
+    );
+    assert_eq!(store.unfinished("me", 1).await?.len(), 1, "SIG-502: bounded");
+    store.acquire_lease(&queued, &claim("other", 60)).await?;
+    store.acquire_lease(&working, &claim("me", 60)).await?;
+    assert_eq!(store.unfinished("me", 10).await?, [working.clone()], "ruling 26: not what a living owner holds");
+    store.acquire_lease(&working, &claim("me", 0)).await?;
+    assert_eq!(store.unfinished("you", 10).await?, [working], "ruling 26: what has run out");
+    Ok(())
+}
+
+pub(super) async fn overlapping_acceptances_keep_their_order(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let names: Vec<String> = (0..40).map(|n| format!("s{n:02}")).collect();
+    let calls = names.iter().map(|name| store.accept(accept(&[name])));
+    futures::future::try_join_all(calls).await?;
+    assert_eq!(waiting(&store).await?, names, "calls that overlap are appended in the order they were made");
+    Ok(())
+}
