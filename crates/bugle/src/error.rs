@@ -53,6 +53,14 @@ pub enum Error {
         /// Who took it.
         run_id: RunId,
     },
+    /// The message belongs to a run in progress (ruling 32).
+    #[error("message {id} belongs to run {run_id}, which is in progress; wait for its end or abort it")]
+    RunInProgress {
+        /// The message.
+        id: MessageId,
+        /// The run.
+        run_id: RunId,
+    },
     /// No such input waits.
     #[error("no input {0} waits on this thread")]
     UnknownInput(MessageId),

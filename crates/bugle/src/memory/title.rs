@@ -1,6 +1,6 @@
 //! Titles of threads, made by a model (MEM-030, MEM-031).
 
-use std::time::Duration;
+use std::{fmt::Write as _, time::Duration};
 
 use futures::StreamExt;
 
@@ -19,7 +19,7 @@ const INSTRUCTIONS: &str = "Give this conversation a title: at most eight words,
 const READ_MAX: usize = 4_000;
 /// The longest title, in characters.
 const TITLE_MAX: usize = 80;
-const TIME_MAX: Duration = Duration::from_secs(60);
+const TIME_MAX: Duration = Duration::from_mins(1);
 
 /// Makes a title for a thread that has none and at least `min_messages` messages of people, and writes it unless the
 /// thread got one meanwhile (MEM-031). Gives the title if it was written.
@@ -95,7 +95,7 @@ async fn ask(
         if text.trim().is_empty() {
             continue;
         }
-        transcript.push_str(&format!("{speaker}: {text}\n"));
+        let _ = writeln!(transcript, "{speaker}: {text}");
         if transcript.len() >= READ_MAX {
             transcript = transcript.chars().take(READ_MAX).collect();
             break;

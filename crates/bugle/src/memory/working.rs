@@ -1,5 +1,7 @@
 //! Working memory: what an agent keeps in mind across a conversation or a person's conversations (MEM §8).
 
+use std::fmt::Write as _;
+
 use serde_json::{Value, json};
 
 use super::{Scope, WorkingMemoryOptions};
@@ -41,15 +43,17 @@ pub fn working_memory_system(options: &WorkingMemoryOptions, current: Option<&st
     if let Some(schema) = &options.schema {
         text.push_str("\nIts JSON Schema is: ");
         text.push_str(&schema.to_string());
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             "\nWhen you learn something that belongs there, call {UPDATE_WORKING_MEMORY} with `memory` holding only what \
              changes: it is merged in, null removes a key, a list replaces the old one.",
-        ));
+        );
     } else {
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             "\nWhen you learn something that belongs there, call {UPDATE_WORKING_MEMORY} with `memory` holding the whole \
              new text in the same layout: it replaces the old one, so keep what is still true.",
-        ));
+        );
     }
     Some(text)
 }

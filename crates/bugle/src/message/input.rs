@@ -61,7 +61,8 @@ impl RunInput {
         Ok(input)
     }
 
-    /// Gives ids and times to messages that have none: times grow by at least a millisecond from `after` (MEM-055).
+    /// Gives ids and times to messages that have none: times grow by at least a millisecond from `after` (MEM-055). Texts
+    /// and files without a time get their message's.
     pub fn fill(&mut self, mut mint: impl FnMut() -> MessageId, after: Timestamp) {
         let mut last = after.as_millis();
         for message in &mut self.messages {
@@ -71,7 +72,13 @@ impl RunInput {
             if message.created_at == Timestamp::default() {
                 message.created_at = Timestamp::from_millis(last + 1);
             }
-            last = last.max(message.created_at.as_millis());
+            let at = message.created_at.as_millis();
+            for part in &mut message.content.parts {
+                if let Part::Text(TextPart { created_at, .. }) | Part::File(FilePart { created_at, .. }) = part {
+                    created_at.get_or_insert(at);
+                }
+            }
+            last = last.max(at);
         }
     }
 

@@ -265,6 +265,10 @@ fn mem_055_missing_ids_and_times_are_filled_in() {
     let filled: Vec<(&str, i64)> =
         input.messages.iter().map(|message| (message.id.as_str(), message.created_at.as_millis())).collect();
     assert_eq!(filled, [("m1", 11), ("given", 1000), ("m2", 1001)]);
+    assert_eq!(
+        serde_json::to_value(&input.messages[0].content.parts).unwrap(),
+        json!([{"type": "text", "text": "a", "createdAt": 11}])
+    );
 }
 
 #[test]

@@ -234,15 +234,15 @@ impl Part {
         fn read<T: serde::de::DeserializeOwned>(value: Value, wrap: fn(T) -> Part) -> Part {
             let Value::Object(mut fields) = value else { return Part::Other(value) };
             let kind = fields.shift_remove("type");
-            match serde_json::from_value(Value::Object(fields.clone())) {
-                Ok(part) => wrap(part),
-                Err(_) => {
-                    if let Some(kind) = kind {
-                        fields.shift_insert(0, "type".into(), kind);
-                    }
-                    Part::Other(Value::Object(fields))
-                }
+            let mut value = Value::Object(fields);
+            // By reference: a part can be large, and one that does not fit is kept.
+            if let Ok(part) = T::deserialize(&value) {
+                return wrap(part);
             }
+            if let (Value::Object(fields), Some(kind)) = (&mut value, kind) {
+                fields.shift_insert(0, "type".into(), kind);
+            }
+            Part::Other(value)
         }
         match value.get("type").and_then(Value::as_str) {
             Some("text") => read(value, Part::Text),

@@ -105,7 +105,7 @@ async fn mark(
 ) -> Result<NotificationRecord, ToolError> {
     let now = Some(Timestamp::now());
     let set = |record: &mut NotificationRecord| {
-        record.status = status.to_owned();
+        status.clone_into(&mut record.status);
         match status {
             "seen" => record.seen_at = now,
             "dismissed" => record.dismissed_at = now,
@@ -193,13 +193,13 @@ async fn list(
 /// NOTIF-092.
 async fn read(courier: &dyn Courier, thread: &ThreadKey, input: &Value) -> Result<Value, ToolError> {
     let storage = courier.storage();
-    let records = match input.get("id").and_then(Value::as_str).map(str::trim).filter(|id| !id.is_empty()) {
-        Some(id) => vec![known(storage, thread, id).await?],
-        None => {
-            let mut found = select(storage, thread, input, &UNREAD).await.map_err(failed)?;
-            found.truncate(limit(input));
-            found
-        }
+    let id = input.get("id").and_then(Value::as_str).map(str::trim).filter(|id| !id.is_empty());
+    let records = if let Some(id) = id {
+        vec![known(storage, thread, id).await?]
+    } else {
+        let mut found = select(storage, thread, input, &UNREAD).await.map_err(failed)?;
+        found.truncate(limit(input));
+        found
     };
     let (mut delivered, mut marked_seen, mut unavailable, mut already_read) = (0, 0, 0, 0);
     for record in records {

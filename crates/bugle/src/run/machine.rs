@@ -20,15 +20,14 @@ use super::{
 use crate::{
     agent::OnStepLimit,
     chunk::{
-        Chunk, ChunkBody, ErrorInfo, FinishReason, Payload, ResponseMetadata, StepFinishPayload, StepOutput, StepResult,
-        ToolResultPayload, TripwirePayload, Usage,
+        Chunk, ChunkBody, ErrorInfo, FinishReason, Payload, ResponseMetadata, StepFinishPayload, StepOutput,
+        StepResult, ToolResultPayload, TripwirePayload, Usage,
     },
     id::MessageId,
     json::{Object, json},
     message::{ErrorPart, Part, Role, StoredMessage, ToolState},
     model::{ModelEvent, ToolOutput},
     scorer::Strategy,
-    signal::Signal,
     storage::InboxEntry,
     time::Timestamp,
 };
@@ -555,7 +554,10 @@ impl RunMachine {
                 self.show_end(&ending, Timestamp::from_millis(0), effects);
                 effects.push(RunEffect::End(ending));
             }
-            AfterCommit::Request { .. } | AfterCommit::NextStep { .. } | AfterCommit::RunTools | AfterCommit::ToolProgress => {
+            AfterCommit::Request { .. }
+            | AfterCommit::NextStep { .. }
+            | AfterCommit::RunTools
+            | AfterCommit::ToolProgress => {
                 effects.push(self.chunk(Payload::Error { error: error.clone() }));
                 effects.push(RunEffect::End(Ending::Failed(error)));
             }
@@ -1069,6 +1071,18 @@ impl RunMachine {
         }
     }
 
+    /// The tool of a call under way.
+    pub(crate) fn tool_name(&self, call_id: &str) -> Option<String> {
+        self.calls.iter().find(|state| state.call.id == call_id).map(|state| state.call.name.clone())
+    }
+
+    /// Keeps a data chunk that a tool wrote with the answer (LOOP-075).
+    pub(crate) fn keep_data(&mut self, data: &crate::chunk::DataChunk) {
+        if let (Some(answer), Ok(part)) = (self.transcript.open_answer(), serde_json::to_value(data)) {
+            answer.content.parts.push(Part::Other(part));
+        }
+    }
+
     /// The payload of `finish`, as subscribers see it.
     pub(crate) fn finish(&self, reason: Option<FinishReason>) -> StepFinishPayload {
         let last = self.steps.last();
@@ -1077,8 +1091,9 @@ impl RunMachine {
         for step in &self.steps {
             for call in &step.tool_calls {
                 if let Some(Payload::ToolCall(call)) = call.payload() {
-                    tool_calls
-                        .push(json!({ "toolCallId": call.tool_call_id, "toolName": call.tool_name, "args": call.args }));
+                    tool_calls.push(
+                        json!({ "toolCallId": call.tool_call_id, "toolName": call.tool_name, "args": call.args }),
+                    );
                 }
             }
         }
@@ -1175,12 +1190,6 @@ impl RunMachine {
             response: self.last_metadata.clone(),
         }
     }
-
-    /// Signals placed by the run, as placed.
-    #[cfg(test)]
-    pub(crate) fn placed_signals(&self) -> Vec<Signal> {
-        self.transcript.own().iter().filter_map(Signal::from_stored).collect()
-    }
 }
 
 fn mark_blocked(message: &mut StoredMessage, tripwire: &TripwirePayload) {
@@ -1231,4 +1240,3 @@ pub(crate) fn passes(strategy: Strategy, passed: &[bool]) -> bool {
         Strategy::Any => passed.iter().any(|passed| *passed),
     }
 }
-

@@ -1,9 +1,25 @@
 //! The agent loop: one machine without IO, and the driver that performs its effects.
+//!
+//! `prepare` resolves what a run needs, [`machine`] decides, `driver` performs; `request` asks the model, `tools` runs
+//! calls, `commit` writes, `completion` judges. A woken run, a queued run, `stream`, `generate` and a recovered run are
+//! the same machine with other options.
 
+mod commit;
+mod completion;
+mod driver;
+mod machine;
 mod options;
-
-pub use options::*;
-
 mod output;
+mod prepare;
+mod request;
+mod response;
+mod settings;
+mod snapshot;
+mod structured;
+mod tools;
+mod transcript;
 
+pub(crate) use driver::{RunSeed, SeedKind, drive, failed_direct};
+pub use options::*;
 pub use output::*;
+pub use snapshot::{RunSnapshot, SnapshotPhase};

@@ -100,6 +100,123 @@ pub struct RunOptions {
     pub abort: Option<tokio_util::sync::CancellationToken>,
 }
 
+impl RunOptions {
+    /// These options where they say something, else those of `base` (LOOP-006). Lists replace lists.
+    pub(crate) fn over(&self, base: &Self) -> Self {
+        fn either<T: Clone>(own: &Option<T>, base: &Option<T>) -> Option<T> {
+            own.clone().or_else(|| base.clone())
+        }
+        let mut request_context = self.request_context.clone();
+        request_context.fill_from(&base.request_context);
+        let hooks = Hooks {
+            on_chunk: either(&self.hooks.on_chunk, &base.hooks.on_chunk),
+            on_step_finish: either(&self.hooks.on_step_finish, &base.hooks.on_step_finish),
+            on_finish: either(&self.hooks.on_finish, &base.hooks.on_finish),
+            on_error: either(&self.hooks.on_error, &base.hooks.on_error),
+            on_abort: either(&self.hooks.on_abort, &base.hooks.on_abort),
+        };
+        Self {
+            run_id: self.run_id.clone(),
+            max_steps: self.max_steps.filter(|steps| *steps > 0).or(base.max_steps),
+            tool_choice: either(&self.tool_choice, &base.tool_choice),
+            active_tools: either(&self.active_tools, &base.active_tools),
+            client_tools: if self.client_tools.is_empty() { &base.client_tools } else { &self.client_tools }.clone(),
+            model_settings: merged(self.model_settings.as_ref(), base.model_settings.as_ref()),
+            provider_options: merged(self.provider_options.as_ref(), base.provider_options.as_ref()),
+            instructions: either(&self.instructions, &base.instructions),
+            system: either(&self.system, &base.system),
+            context: if self.context.is_empty() { &base.context } else { &self.context }.clone(),
+            require_tool_approval: self.require_tool_approval.or(base.require_tool_approval),
+            tool_call_concurrency: self.tool_call_concurrency.or(base.tool_call_concurrency),
+            structured_output: either(&self.structured_output, &base.structured_output),
+            include_raw_chunks: self.include_raw_chunks || base.include_raw_chunks,
+            request_context,
+            inherit_request_context: self.inherit_request_context,
+            on_step_limit: self.on_step_limit.or(base.on_step_limit),
+            interrupt: self.interrupt.or(base.interrupt),
+            memory_options: merged(self.memory_options.as_ref(), base.memory_options.as_ref()),
+            thread_seed: either(&self.thread_seed, &base.thread_seed),
+            max_tool_result_bytes: self.max_tool_result_bytes.or(base.max_tool_result_bytes),
+            model: either(&self.model, &base.model),
+            stop_when: if self.stop_when.is_empty() { &base.stop_when } else { &self.stop_when }.clone(),
+            hooks,
+            is_task_complete: either(&self.is_task_complete, &base.is_task_complete),
+            abort: either(&self.abort, &base.abort),
+        }
+    }
+
+    /// What a run that follows one with these options takes over: all but its id, its abort signal, its callbacks and,
+    /// unless asked for, its request context (SIG-252, SIG-260).
+    pub(crate) fn for_follow_up(&self, with_context: bool) -> Self {
+        let request_context = if with_context { self.request_context.clone() } else { RequestContext::default() };
+        Self { run_id: None, abort: None, hooks: Hooks::default(), request_context, thread_seed: None, ..self.clone() }
+    }
+
+    /// The serialisable form; null if it says nothing.
+    pub(crate) fn to_stored(&self) -> Value {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(mut fields)) => {
+                for flag in ["includeRawChunks", "inheritRequestContext"] {
+                    if fields.get(flag) == Some(&Value::Bool(false)) {
+                        fields.remove(flag);
+                    }
+                }
+                if fields.is_empty() { Value::Null } else { Value::Object(fields) }
+            }
+            _ => Value::Null,
+        }
+    }
+
+    /// Reads the serialisable form; what cannot be read counts as not said.
+    pub(crate) fn from_stored(value: &Value) -> Self {
+        if value.is_null() {
+            return Self::default();
+        }
+        serde_json::from_value(value.clone()).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the stored options of a run cannot be read; defaults are used");
+            Self::default()
+        })
+    }
+
+    /// Checks what no type can (LOOP-010).
+    ///
+    /// # Errors
+    /// [`crate::Error::Invalid`], naming the field.
+    pub fn check(&self) -> Result<(), crate::Error> {
+        let Some(timeouts) = self.model_settings.as_ref().and_then(|settings| settings.timeout) else { return Ok(()) };
+        let limits =
+            [("totalMs", timeouts.total_ms), ("stepMs", timeouts.step_ms), ("firstChunkMs", timeouts.first_chunk_ms)];
+        for (name, limit) in limits {
+            if limit.is_some_and(|limit| !limit.is_finite() || limit <= 0.0 || limit > 1e12) {
+                let field = format!("modelSettings.timeout.{name}");
+                return Err(crate::Error::invalid(field, "must be a positive, finite number of milliseconds"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Deep-merges two values through their JSON; the first wins.
+fn merged<T: Clone + Serialize + serde::de::DeserializeOwned>(own: Option<&T>, base: Option<&T>) -> Option<T> {
+    let (Some(own), Some(base)) = (own, base) else { return own.or(base).cloned() };
+    let (Ok(mut under), Ok(over)) = (serde_json::to_value(base), serde_json::to_value(own)) else {
+        return Some(own.clone());
+    };
+    deep_merge(&mut under, over);
+    serde_json::from_value(under).ok().or_else(|| Some(own.clone()))
+}
+
+fn deep_merge(under: &mut Value, over: Value) {
+    match (under, over) {
+        (Value::Object(under), Value::Object(over)) => {
+            for (key, value) in over {
+                deep_merge(under.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (under, over) => *under = over,
+    }
+}
+
 /// Title and metadata of a new thread.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]

@@ -89,7 +89,34 @@ pub struct RunStream {
     pub run_id: RunId,
     pub(crate) chunks: crate::thread::LogReader,
     pub(crate) output: oneshot::Receiver<RunOutput>,
-    pub(crate) control: crate::thread::RunHandle,
+    pub(crate) shared: Arc<crate::thread::RunShared>,
+}
+
+impl RunOutput {
+    /// The result of a run that could not begin.
+    pub(crate) fn failed(run_id: RunId, error: ErrorInfo) -> Self {
+        Self {
+            run_id,
+            text: String::new(),
+            finish_reason: FinishReason::Error,
+            usage: Usage::default(),
+            steps: Vec::new(),
+            object: None,
+            used_fallback_value: false,
+            error: Some(error),
+            tripwire: None,
+            suspend_payload: None,
+            response_messages: Vec::new(),
+            messages: Vec::new(),
+            remembered_messages: Vec::new(),
+            message_id: MessageId::fresh(),
+            files: Vec::new(),
+            sources: Vec::new(),
+            warnings: Vec::new(),
+            consumed_signal_ids: Vec::new(),
+            response: ResponseMetadata::default(),
+        }
+    }
 }
 
 impl RunStream {
@@ -99,9 +126,14 @@ impl RunStream {
         self.chunks.next_direct().await
     }
 
-    /// Stops the run.
+    /// The next chunk if there is one now: lets a transport write many at once.
+    pub fn try_next(&mut self) -> Option<DirectChunk> {
+        self.chunks.try_next_direct()
+    }
+
+    /// Stops the run. One that still waits for its turn ends as soon as it begins.
     pub fn abort(&self) {
-        self.control.abort();
+        self.shared.stop(false);
     }
 
     /// The result; waits for the end of the run. Chunks need not be read (SIG-336).

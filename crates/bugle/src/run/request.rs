@@ -168,11 +168,8 @@ impl Request {
 
     fn timeout(&self) -> ModelError {
         let first = self.first_deadline.is_some_and(|first| self.step_deadline.is_none_or(|step| first <= step));
-        let (kind, ms) = if first {
-            ("firstChunk", self.timeouts.first_chunk_ms)
-        } else {
-            ("step", self.timeouts.step_ms)
-        };
+        let (kind, ms) =
+            if first { ("firstChunk", self.timeouts.first_chunk_ms) } else { ("step", self.timeouts.step_ms) };
         timeout_error(kind, ms.unwrap_or_default())
     }
 

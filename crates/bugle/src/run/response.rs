@@ -5,9 +5,7 @@ use serde_json::Value;
 use crate::{
     chunk::{FinishReason, Payload, ResponseMetadata, ToolCallPayload, ToolResultPayload, Usage},
     json::{Object, json},
-    message::{
-        FilePart, Part, ReasoningPart, StepStartPart, TextPart, ToolInvocation, ToolInvocationPart, ToolState,
-    },
+    message::{FilePart, Part, ReasoningPart, StepStartPart, TextPart, ToolInvocation, ToolInvocationPart, ToolState},
     model::ModelEvent,
     time::Timestamp,
     tool::repair_json,
@@ -200,10 +198,12 @@ impl Response {
         let mut out = Vec::new();
         for block in &mut self.blocks {
             match block {
-                Block::Text { id, open, .. } if std::mem::take(open) => {
+                Block::Text { id, open, .. } if *open => {
+                    *open = false;
                     out.push(Payload::TextEnd { id: id.clone(), provider_metadata: None });
                 }
-                Block::Reasoning { id, open, .. } if std::mem::take(open) => {
+                Block::Reasoning { id, open, .. } if *open => {
+                    *open = false;
                     out.push(Payload::ReasoningEnd { id: id.clone(), provider_metadata: None, signature: None });
                 }
                 _ => {}
@@ -359,7 +359,9 @@ impl Response {
                 }
                 Block::Call(call) if calls && call.complete => parts.push(Part::ToolInvocation(call.part(created_at))),
                 Block::Call(_) => {}
-                Block::Result { id, name, result, is_error } => settle_provider_call(&mut parts, id, name, result, *is_error),
+                Block::Result { id, name, result, is_error } => {
+                    settle_provider_call(&mut parts, id, name, result, *is_error)
+                }
                 Block::File { data, media_type } => parts.push(Part::File(FilePart {
                     data: data.clone(),
                     mime_type: Some(media_type.clone()),

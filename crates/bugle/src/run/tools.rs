@@ -110,8 +110,7 @@ impl ToolTable {
     /// Runs one call. Never panics, whatever the tool does (LOOP-080).
     pub(crate) async fn run(self: Arc<Self>, run: ToolRun, context: CallContext) -> ToolOutcome {
         let Some(tool) = self.find(&run.name) else {
-            let known: Vec<&str> =
-                self.tools.keys().map(String::as_str).filter(|name| self.is_active(name)).collect();
+            let known: Vec<&str> = self.tools.keys().map(String::as_str).filter(|name| self.is_active(name)).collect();
             let message = format!("Tool \"{}\" not found. Available tools: {}", run.name, known.join(", "));
             return ToolOutcome::Failed(ErrorInfo::new("ToolNotFoundError", message));
         };
@@ -126,7 +125,8 @@ impl ToolTable {
         let asks = match tool.approval() {
             Approval::When(predicate) => {
                 // A predicate that fails means approval is needed (LOOP-090).
-                std::panic::catch_unwind(AssertUnwindSafe(|| predicate(&args, &context.request_context))).unwrap_or(true)
+                std::panic::catch_unwind(AssertUnwindSafe(|| predicate(&args, &context.request_context)))
+                    .unwrap_or(true)
             }
             Approval::Always => true,
             Approval::None => self.require_approval,
@@ -155,8 +155,7 @@ impl ToolTable {
             Ok(Err(_)) if context.abort.is_cancelled() => ToolOutcome::Interrupted,
             Ok(Err(ToolError::Failed { message, name })) => ToolOutcome::Failed(ErrorInfo::new(name, message)),
             Ok(Err(ToolError::Suspend(_))) => {
-                let message =
-                    format!("tool {} waits for a person, which this version cannot ask for", run.name);
+                let message = format!("tool {} waits for a person, which this version cannot ask for", run.name);
                 ToolOutcome::Failed(ErrorInfo::new("ToolSuspensionUnavailable", message))
             }
             Ok(Ok(value)) => match tool.check_output(&value) {

@@ -75,7 +75,8 @@ impl Transcript {
 
     /// The ids of the run's stored messages.
     pub(crate) fn own_ids(&self) -> Vec<MessageId> {
-        let stored = self.messages.iter().zip(&self.marks).filter(|(_, mark)| mark.origin == Origin::Own && !mark.ephemeral);
+        let stored =
+            self.messages.iter().zip(&self.marks).filter(|(_, mark)| mark.origin == Origin::Own && !mark.ephemeral);
         stored.map(|(message, _)| message.id.clone()).collect()
     }
 
@@ -228,9 +229,11 @@ impl Transcript {
     /// Whether a call with this id exists already (LOOP-079).
     pub(crate) fn has_call(&self, id: &str) -> bool {
         self.messages.iter().any(|message| {
-            message.content.parts.iter().any(
-                |part| matches!(part, Part::ToolInvocation(call) if call.tool_invocation.tool_call_id == id),
-            )
+            message
+                .content
+                .parts
+                .iter()
+                .any(|part| matches!(part, Part::ToolInvocation(call) if call.tool_invocation.tool_call_id == id))
         })
     }
 }

@@ -1,17 +1,22 @@
 //! What callers do with an agent: subscribe, send, queue, signal, stop, run.
 
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::{
+    AbortOptions, Bugle, CancelSelector, EditInput, Message, PendingInput, PromoteTo, Promoted, RunInput, Sent,
+    SubscribeOptions, Target,
+};
 use crate::{
     agent::Agent,
+    chunk::EventId,
     error::Error,
     id::{MessageId, RunId, ThreadKey},
-    message::StoredMessage,
-    run::{RunOptions, RunOutput, RunStream},
-    runtime::{
-        AbortOptions, Bugle, CancelSelector, EditInput, Message, PendingInput, PromoteTo, Promoted, RunInput, Sent,
-        SubscribeOptions, Target,
-    },
-    signal::{Signal, SignalInput},
-    thread::Subscription,
+    run::{RunOptions, RunOutput, RunSeed, RunStream, SeedKind, drive},
+    signal::{Signal, SignalInput, validate_attributes},
+    storage::{InboxEntry, InputMode, StorageError},
+    thread::{DirectRequest, Input, Letter, LogReader, RunShared, SendLetter, StreamLog, Subscription},
 };
 
 /// An agent of a runtime. Cheap to clone.
@@ -34,97 +39,357 @@ impl AgentHandle {
 
     /// Follows a thread: all its runs, of any agent, one after the other, until dropped (SIG-322). Returns once input
     /// sent afterwards is certain to be seen (SIG-321).
-    pub async fn subscribe(&self, _thread: &ThreadKey, _options: SubscribeOptions) -> Result<Subscription, Error> {
-        unimplemented!()
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the thread belongs to another resource, [`Error::Draining`].
+    pub async fn subscribe(&self, thread: &ThreadKey, options: SubscribeOptions) -> Result<Subscription, Error> {
+        self.check_owner(thread).await?;
+        let last_event = match options.replay {
+            super::Replay::After(_) => {
+                let last = self.bugle.inner.storage.last_event(thread).await?;
+                last.map(|(epoch, number)| EventId { epoch, number })
+            }
+            _ => None,
+        };
+        self.ask(thread, |reply| Letter::Subscribe { options, last_event, reply }).await
     }
 
-    /// Text of a person, seen now: joins the running loop, or wakes an idle agent (SIG-100, SIG-101).
-    pub async fn send_message(&self, _target: impl Into<Target>, _message: impl Into<Message>) -> Result<Sent, Error> {
-        unimplemented!()
+    /// Text of a person, seen now: joins the running loop, or wakes an idle agent (SIG-100, SIG-101). For text that is to
+    /// have its own turn see [`Self::queue_message`], for context below messages [`Self::send_signal`] (SIG-005).
+    ///
+    /// # Errors
+    /// What can be said at once: bad names, a target that cannot be found (SIG-060). What the journal says comes with
+    /// [`Sent::accepted`].
+    pub async fn send_message(&self, target: impl Into<Target>, message: impl Into<Message>) -> Result<Sent, Error> {
+        self.hand_over(target.into(), message_input(message.into()), InputMode::Steer).await
     }
 
-    /// Text of a person that gets a turn of its own (SIG-102).
-    pub async fn queue_message(&self, _target: impl Into<Target>, _message: impl Into<Message>) -> Result<Sent, Error> {
-        unimplemented!()
+    /// Text of a person that gets a turn of its own: runs at once on an idle thread, else after the active run (SIG-102).
+    ///
+    /// # Errors
+    /// As [`Self::send_message`].
+    pub async fn queue_message(&self, target: impl Into<Target>, message: impl Into<Message>) -> Result<Sent, Error> {
+        self.hand_over(target.into(), message_input(message.into()), InputMode::Queue).await
     }
 
-    /// Context made by a system, seen now.
-    pub async fn send_signal(&self, _target: impl Into<Target>, _signal: SignalInput) -> Result<Sent, Error> {
-        unimplemented!()
+    /// Context made by a system, seen now: reminders, notifications, the state of something (SIG-005).
+    ///
+    /// # Errors
+    /// As [`Self::send_message`].
+    pub async fn send_signal(&self, target: impl Into<Target>, signal: SignalInput) -> Result<Sent, Error> {
+        self.hand_over(target.into(), signal, InputMode::Steer).await
     }
 
     /// Context made by a system that gets a turn of its own (SIG-103).
-    pub async fn queue_signal(&self, _target: impl Into<Target>, _signal: SignalInput) -> Result<Sent, Error> {
-        unimplemented!()
+    ///
+    /// # Errors
+    /// As [`Self::send_message`].
+    pub async fn queue_signal(&self, target: impl Into<Target>, signal: SignalInput) -> Result<Sent, Error> {
+        self.hand_over(target.into(), signal, InputMode::Queue).await
+    }
+
+    async fn hand_over(&self, target: Target, signal: SignalInput, mode: InputMode) -> Result<Sent, Error> {
+        let inner = &self.bugle.inner;
+        if inner.is_draining() {
+            return Err(Error::Draining);
+        }
+        let (thread, by_run) = self.find_target(&target, mode)?;
+        let now = inner.clock.now();
+        let mut signal = signal.normalise(MessageId::fresh, now)?;
+        signal.accepted_at = Some(now);
+        // Every branch that could apply is checked now; afterwards nothing can fail for its name (SIG-017).
+        for branch in [&target.if_active.attributes, &target.if_idle.attributes].into_iter().flatten() {
+            validate_attributes(branch)?;
+        }
+        let own_options = target.if_idle.options.is_some();
+        let options = target.if_idle.options.map(|options| *options).unwrap_or_default();
+        options.check()?;
+        if self.agent.models(&options.request_context).is_empty() && options.model.is_none() {
+            return Err(Error::configuration(format!("agent {} has no model for this request", self.agent.id())));
+        }
+        let run_id = options.run_id.clone().unwrap_or_else(RunId::random);
+        let entry = InboxEntry {
+            signal: signal.clone(),
+            thread: thread.clone(),
+            agent_id: self.agent.id().to_owned(),
+            mode,
+            run_id,
+            options: serde_json::Value::Null,
+            queue_owner_id: target.queue_owner_id,
+            attempts: 0,
+            position: 0,
+        };
+        let (accepted_sender, accepted) = oneshot::channel();
+        let (persisted_sender, persisted) = oneshot::channel();
+        let letter = SendLetter {
+            input: Input { entry, options: Arc::new(options), own_options, journaled: false },
+            active: target.if_active.behavior,
+            idle: target.if_idle.behavior,
+            active_attributes: target.if_active.attributes,
+            idle_attributes: target.if_idle.attributes,
+            by_run,
+            accepted: accepted_sender,
+            persisted: persisted_sender,
+        };
+        inner.hub.send(inner, &thread, Letter::Send(Box::new(letter))).await?;
+        Ok(Sent { signal, accepted, persisted })
+    }
+
+    /// The thread a target means, and whether it was addressed by its run (SIG-060, SIG-061).
+    fn find_target(&self, target: &Target, mode: InputMode) -> Result<(ThreadKey, bool), Error> {
+        if mode == InputMode::Queue {
+            let thread = target.thread.clone().filter(|thread| thread.resource_id.is_some());
+            let message = "resourceId and threadId are required to queue a message";
+            return thread.map(|thread| (thread, false)).ok_or_else(|| Error::invalid("threadId", message));
+        }
+        let of_run = target.run_id.as_ref().and_then(|run_id| self.bugle.thread_of_run(run_id));
+        match (&target.thread, of_run, &target.run_id) {
+            (Some(given), Some(found), Some(run_id)) if given.thread_id != found.thread_id => {
+                Err(Error::RunNotOnThread { run_id: run_id.clone(), thread: given.thread_id.to_string() })
+            }
+            (_, Some(found), _) => Ok((found, true)),
+            (Some(given), None, _) => Ok((given.clone(), false)),
+            (None, None, _) => Err(Error::NoActiveRun),
+        }
     }
 
     /// Runs the agent and gives its live stream. With a thread, the run waits its turn and is seen by subscribers.
+    /// Dropping the stream does not stop the run (LOOP-206).
+    ///
+    /// # Errors
+    /// What can be said before the run begins: bad options, another resource's thread, no memory (LOOP-003).
     pub async fn stream(
         &self,
-        _input: RunInput,
-        _thread: Option<&ThreadKey>,
-        _options: RunOptions,
+        input: RunInput,
+        thread: Option<&ThreadKey>,
+        options: RunOptions,
     ) -> Result<RunStream, Error> {
-        unimplemented!()
+        self.start(input, thread, options, true, false).await
     }
 
     /// Runs the agent and gives its result; dropping the future aborts the run (HTTP-026).
+    ///
+    /// # Errors
+    /// As [`Self::stream`]. [`Error::Run`] if the run failed (LOOP-003).
     pub async fn generate(
         &self,
-        _input: RunInput,
-        _thread: Option<&ThreadKey>,
-        _options: RunOptions,
+        input: RunInput,
+        thread: Option<&ThreadKey>,
+        options: RunOptions,
     ) -> Result<RunOutput, Error> {
-        unimplemented!()
+        let stream = self.start(input, thread, options, false, false).await?;
+        let stop = StopOnDrop(stream.shared.clone());
+        let output = stream.output().await?;
+        drop(stop);
+        match output.error.clone() {
+            Some(error) => Err(Error::Run(error)),
+            None => Ok(output),
+        }
     }
 
-    /// Goes on with plain messages, typically results of client tools (SIG-370). Returns the id of the run.
+    /// Goes on with plain messages, typically results of client tools: at once if the thread is free, else before the
+    /// queue (SIG-370). Returns the id of the run.
+    ///
+    /// # Errors
+    /// As [`Self::stream`].
     pub async fn continue_with_messages(
         &self,
-        _thread: &ThreadKey,
-        _input: RunInput,
-        _options: RunOptions,
+        thread: &ThreadKey,
+        input: RunInput,
+        options: RunOptions,
     ) -> Result<RunId, Error> {
-        unimplemented!()
+        Ok(self.start(input, Some(thread), options, true, true).await?.run_id)
+    }
+
+    async fn start(
+        &self,
+        input: RunInput,
+        thread: Option<&ThreadKey>,
+        options: RunOptions,
+        streaming: bool,
+        continuation: bool,
+    ) -> Result<RunStream, Error> {
+        let inner = &self.bugle.inner;
+        if inner.is_draining() {
+            return Err(Error::Draining);
+        }
+        options.check()?;
+        if let Some(memory) = self.agent.memory() {
+            memory.merged(options.memory_options.as_ref())?;
+        }
+        if self.agent.models(&options.request_context).is_empty() && options.model.is_none() {
+            return Err(Error::configuration(format!("agent {} has no model for this request", self.agent.id())));
+        }
+        let run_id = options.run_id.clone().unwrap_or_else(RunId::random);
+        let shared = RunShared::new(run_id.clone());
+        let (output_sender, output) = oneshot::channel();
+        let Some(thread) = thread else {
+            let log = Arc::new(StreamLog::default());
+            let chunks = LogReader::new(log.clone(), shared.clone(), 0);
+            let seed = RunSeed {
+                agent: self.agent.clone(),
+                options: Arc::new(options),
+                kind: SeedKind::Direct(Box::new(input)),
+                shared: shared.clone(),
+                log,
+                link: None,
+                output: Some(output_sender),
+                inner: inner.clone(),
+                streaming,
+            };
+            inner.hub.tasks.spawn(drive(seed));
+            return Ok(RunStream { run_id, chunks, output, shared });
+        };
+        if self.agent.memory().is_none() {
+            return Err(Error::NoMemory(self.agent.id().to_owned()));
+        }
+        self.check_owner(thread).await?;
+        let request = Box::new(DirectRequest {
+            agent: self.agent.clone(),
+            input,
+            options: Arc::new(options),
+            shared: shared.clone(),
+            output: Some(output_sender),
+            continuation,
+            streaming,
+        });
+        let (reply, begun) = oneshot::channel();
+        inner.hub.send(inner, thread, Letter::Direct { request, reply }).await?;
+        let (log, cursor) = begun.await.map_err(|_| Error::Draining)?;
+        let chunks = LogReader::new(log, shared.clone(), cursor);
+        Ok(RunStream { run_id, chunks, output, shared })
     }
 
     /// Stops the thread's run; `true` iff one was asked to stop (SIG §14).
-    pub async fn abort_thread(&self, _thread: &ThreadKey, _options: AbortOptions) -> Result<bool, Error> {
-        unimplemented!()
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the thread belongs to another resource.
+    pub async fn abort_thread(&self, thread: &ThreadKey, options: AbortOptions) -> Result<bool, Error> {
+        self.check_owner(thread).await?;
+        match self.bugle.inner.hub.existing(thread) {
+            Some(found) => found.abort(options).await.or(Ok(false)),
+            None => Ok(false),
+        }
     }
 
     /// Takes back waiting input; gives the ids that this call removed, in request order (SIG §13).
-    pub async fn cancel_queued(&self, _thread: &ThreadKey, _which: CancelSelector) -> Result<Vec<MessageId>, Error> {
-        unimplemented!()
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the thread belongs to another resource.
+    pub async fn cancel_queued(&self, thread: &ThreadKey, which: CancelSelector) -> Result<Vec<MessageId>, Error> {
+        self.check_owner(thread).await?;
+        if self.bugle.inner.hub.existing(thread).is_none() {
+            return Ok(Vec::new());
+        }
+        let agent_id = self.agent.id().to_owned();
+        self.ask(thread, |reply| match which {
+            CancelSelector::Signals(ids) => Letter::Cancel { ids, reply },
+            CancelSelector::QueueOwner(group) => Letter::CancelGroup { agent_id, group, reply },
+        })
+        .await
     }
 
     /// The input that waits, in the order it will be taken (SIG-269).
-    pub async fn pending_input(&self, _thread: &ThreadKey) -> Result<Vec<PendingInput>, Error> {
-        unimplemented!()
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the thread belongs to another resource.
+    pub async fn pending_input(&self, thread: &ThreadKey) -> Result<Vec<PendingInput>, Error> {
+        self.check_owner(thread).await?;
+        if self.bugle.inner.hub.existing(thread).is_none() {
+            return Ok(Vec::new());
+        }
+        self.ask(thread, |reply| Letter::Pending { reply }).await
     }
 
-    /// Moves a queued message into the running loop, or to the front (ruling 23).
-    pub async fn promote_queued(
-        &self,
-        _thread: &ThreadKey,
-        _id: &MessageId,
-        _to: PromoteTo,
-    ) -> Result<Promoted, Error> {
-        unimplemented!()
+    /// Moves a queued message into the running loop, or to the front of the queue, exactly once (ruling 23).
+    ///
+    /// # Errors
+    /// [`Error::AlreadyTaken`], [`Error::UnknownInput`].
+    pub async fn promote_queued(&self, thread: &ThreadKey, id: &MessageId, to: PromoteTo) -> Result<Promoted, Error> {
+        self.check_waiting(thread, id).await?;
+        let id = id.clone();
+        self.ask(thread, |reply| Letter::Promote { id, to, reply }).await?
     }
 
-    /// Changes a queued message while it waits (HTTP-242).
-    pub async fn edit_queued(&self, _thread: &ThreadKey, _id: &MessageId, _edit: EditInput) -> Result<Signal, Error> {
-        unimplemented!()
+    /// Changes a queued message while it waits; its id, place and time of acceptance stay (HTTP-242).
+    ///
+    /// # Errors
+    /// [`Error::AlreadyTaken`], [`Error::UnknownInput`], [`Error::InvalidSignal`].
+    pub async fn edit_queued(&self, thread: &ThreadKey, id: &MessageId, edit: EditInput) -> Result<Signal, Error> {
+        if let Some(attributes) = &edit.attributes {
+            validate_attributes(attributes)?;
+        }
+        self.check_waiting(thread, id).await?;
+        let id = id.clone();
+        self.ask(thread, |reply| Letter::Edit { id, edit, reply }).await?
+    }
+
+    async fn check_waiting(&self, thread: &ThreadKey, id: &MessageId) -> Result<(), Error> {
+        self.check_owner(thread).await?;
+        if self.bugle.inner.hub.existing(thread).is_some() {
+            return Ok(());
+        }
+        let stored = self.bugle.inner.storage.get_messages(std::slice::from_ref(id)).await?;
+        let placed = stored.iter().any(|message| message.thread_id.as_deref() == Some(&*thread.thread_id));
+        if placed {
+            // Which run took it is not kept; its answer follows it in the transcript.
+            return Err(Error::AlreadyTaken { id: id.clone(), run_id: RunId::from("ended") });
+        }
+        Err(Error::UnknownInput(id.clone()))
     }
 
     /// The run that occupies the thread (SIG-366).
-    pub async fn active_run_id(&self, _thread: &ThreadKey) -> Option<RunId> {
-        unimplemented!()
+    pub fn active_run_id(&self, thread: &ThreadKey) -> Option<RunId> {
+        self.bugle.inner.hub.existing(thread)?.active_run_id()
     }
 
     /// Refuses what would touch messages of a run in progress (ruling 32).
-    pub async fn check_editable(&self, _thread: &ThreadKey, _messages: &[StoredMessage]) -> Result<(), Error> {
-        unimplemented!()
+    ///
+    /// # Errors
+    /// [`Error::RunInProgress`].
+    pub async fn check_editable(&self, thread: &ThreadKey, ids: &[MessageId]) -> Result<(), Error> {
+        let Some(run_id) = self.active_run_id(thread) else { return Ok(()) };
+        let Some(record) = self.bugle.inner.storage.get_run(&run_id).await? else { return Ok(()) };
+        let own = record.snapshot.get("own").and_then(|own| own.as_array()).cloned().unwrap_or_default();
+        let touched = ids.iter().find(|id| own.iter().any(|known| known.as_str() == Some(id.as_str())));
+        match touched {
+            Some(id) => Err(Error::RunInProgress { id: id.clone(), run_id }),
+            None => Ok(()),
+        }
     }
+
+    async fn ask<T>(&self, thread: &ThreadKey, letter: impl FnOnce(oneshot::Sender<T>) -> Letter) -> Result<T, Error> {
+        let inner = &self.bugle.inner;
+        inner.hub.ask(inner, thread, letter).await
+    }
+
+    /// A stored thread belongs to one resource; one without is anybody's (SIG-363, SIG-364).
+    async fn check_owner(&self, thread: &ThreadKey) -> Result<(), Error> {
+        let Some(stored) = self.bugle.inner.storage.get_thread(&thread.thread_id).await? else { return Ok(()) };
+        let given = thread.resource_id.as_deref().unwrap_or_default();
+        if stored.resource_id.is_empty() || stored.resource_id == given {
+            return Ok(());
+        }
+        Err(Error::Storage(StorageError::ThreadOwnership {
+            thread: stored.id,
+            owner: stored.resource_id,
+            given: given.to_owned(),
+        }))
+    }
+}
+
+/// Stops the run when its caller goes away.
+struct StopOnDrop(Arc<RunShared>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        if !self.0.has_ended() {
+            self.0.stop(false);
+        }
+    }
+}
+
+fn message_input(message: Message) -> SignalInput {
+    let Message { contents, attributes, metadata, provider_options, id } = message;
+    SignalInput { id, attributes, metadata, provider_options, ..SignalInput::message(contents) }
 }

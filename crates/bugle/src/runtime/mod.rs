@@ -8,24 +8,76 @@ pub use agents::AgentHandle;
 pub use builder::BugleBuilder;
 pub use outcome::*;
 
-use std::sync::Arc;
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use crate::{agent::Agent, error::Error, storage::SharedStorage};
+use indexmap::IndexMap;
 
-/// The runtime. Cheap to clone; ends with [`Bugle::shutdown`] or its last clone.
+use crate::{
+    agent::Agent,
+    error::Error,
+    id::{RunId, ThreadKey},
+    storage::SharedStorage,
+    thread::{Hub, Letter},
+    time::SharedClock,
+};
+
+/// How many unfinished threads one look at the store takes up.
+const RECOVERY_BATCH: u32 = 1000;
+
+/// The runtime. Cheap to clone; ends with [`Bugle::shutdown`].
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// use std::sync::Arc;
+/// use bugle::{Agent, Bugle, ThreadKey, memory::MemoryOptions, model::ScriptedModel};
+/// let agent = Agent::builder("support").model(Arc::new(ScriptedModel::new())).memory(MemoryOptions::default()).build()?;
+/// let bugle = Bugle::builder().agent(agent).build().await?;
+/// let thread = ThreadKey::new("user_123", "thread_456");
+/// let mut sent = bugle.agent("support")?.send_message(&thread, "Hello").await?;
+/// assert!(sent.accepted().await?.run_id.is_some());
+/// # Ok::<(), bugle::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone)]
 pub struct Bugle {
     pub(crate) inner: Arc<Inner>,
 }
 
 pub(crate) struct Inner {
-    pub(crate) agents: indexmap::IndexMap<String, Agent>,
+    pub(crate) agents: IndexMap<String, Agent>,
     pub(crate) storage: SharedStorage,
+    pub(crate) clock: SharedClock,
+    pub(crate) hub: Hub,
+    pub(crate) lease_ttl: Duration,
+    draining: AtomicBool,
 }
 
-impl std::fmt::Debug for Bugle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Bugle").finish_non_exhaustive()
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").field("storage", &self.storage).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Bugle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bugle").field("storage", &self.inner.storage).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    pub(crate) fn agent_by_id(&self, id: &str) -> Option<Agent> {
+        let found = self.agents.values().find(|agent| agent.id() == id);
+        found.or_else(|| self.agents.get(id)).cloned()
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
     }
 }
 
@@ -39,12 +91,13 @@ impl Bugle {
     ///
     /// # Errors
     /// [`Error::UnknownAgent`].
-    pub fn agent(&self, _id: &str) -> Result<AgentHandle, Error> {
-        unimplemented!()
+    pub fn agent(&self, id: &str) -> Result<AgentHandle, Error> {
+        let agent = self.inner.agent_by_id(id).ok_or_else(|| Error::UnknownAgent(id.to_owned()))?;
+        Ok(AgentHandle { bugle: self.clone(), agent })
     }
 
     /// All agents by the key they were registered under, in order.
-    pub fn agents(&self) -> &indexmap::IndexMap<String, Agent> {
+    pub fn agents(&self) -> &IndexMap<String, Agent> {
         &self.inner.agents
     }
 
@@ -54,22 +107,63 @@ impl Bugle {
     }
 
     /// Finds the thread of a live run of this process (SIG-060).
-    pub fn thread_of_run(&self, _run_id: &crate::id::RunId) -> Option<crate::id::ThreadKey> {
-        unimplemented!()
+    pub fn thread_of_run(&self, run_id: &RunId) -> Option<ThreadKey> {
+        self.inner.hub.thread_of_run(run_id)
     }
 
-    /// Stops taking new input; [`Error::Draining`] from now on (CLI-072).
+    /// The runs that occupy threads in this process (SIG-366).
+    pub fn active_runs(&self) -> Vec<(RunId, ThreadKey)> {
+        self.inner.hub.active_runs()
+    }
+
+    /// How many threads hold memory now: those with a run, input, a subscriber, or one of these a moment ago.
+    pub fn live_threads(&self) -> usize {
+        self.inner.hub.thread_count()
+    }
+
+    /// Stops taking new input; [`Error::Draining`] from now on. Runs go on to their next step boundary and are left to
+    /// the next owner there (CLI-072).
     pub fn drain(&self) {
-        unimplemented!()
+        self.inner.draining.store(true, Ordering::Release);
     }
 
     /// Whether [`Self::drain`] was called.
     pub fn is_draining(&self) -> bool {
-        unimplemented!()
+        self.inner.is_draining()
     }
 
-    /// Drains, lets runs reach a step boundary within `grace`, leaves the rest to the journal, and ends all tasks.
-    pub async fn shutdown(&self, _grace: std::time::Duration) {
-        unimplemented!()
+    /// Drains, waits at most `grace` for runs to reach a boundary or their end, then stops all tasks. What is left is in
+    /// the journal and in run records: the next process on the same store goes on with it. Streams end without a last
+    /// chunk.
+    pub async fn shutdown(&self, grace: Duration) {
+        self.drain();
+        let idle = async {
+            while !self.inner.hub.active_runs().is_empty() {
+                // Runs end on their own time; this only looks whether they have.
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let _ = tokio::time::timeout(grace, idle).await;
+        self.inner.hub.stop.cancel();
+        self.inner.hub.tasks.close();
+        self.inner.hub.tasks.wait().await;
+    }
+
+    /// Takes up what no living process works on (SIG-502, ruling 26). Called at start and every lease time.
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the store cannot be read.
+    pub(crate) async fn recover(&self) -> Result<usize, Error> {
+        let owner = self.inner.storage.owner();
+        let threads = self.inner.storage.unfinished(&owner, RECOVERY_BATCH).await?;
+        let mut taken = 0;
+        for thread in threads {
+            if self.inner.hub.existing(&thread).is_some() {
+                continue;
+            }
+            taken += 1;
+            self.inner.hub.ask(&self.inner, &thread, |reply| Letter::Recover { reply }).await?;
+        }
+        Ok(taken)
     }
 }

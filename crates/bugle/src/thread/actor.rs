@@ -18,7 +18,7 @@ use super::{
     hub::{ThreadRef, View},
     input::{Input, Routed, Send as SendInput, Ticket},
     journal::{Done, Journal, Op, same_error},
-    log::{DirectEnd, RunShared},
+    log::{DirectEnd, RunShared, StreamLog},
     machine::{
         ClaimFailed, Journal as JournalAnswer, RecoveredRun, Refusal, RunSource, StartRun, ThreadEffect, ThreadEvent,
         ThreadMachine,
@@ -27,16 +27,18 @@ use super::{
 };
 use crate::{
     agent::Agent,
-    chunk::{Chunk, ChunkBody, ErrorInfo, EventId, FinishReason, Payload, StepFinishPayload, StepOutput, StepResult, Usage},
+    chunk::{
+        Chunk, ChunkBody, ErrorInfo, EventId, FinishReason, Payload, StepFinishPayload, StepOutput, StepResult, Usage,
+    },
     error::Error,
     id::{MessageId, RunId, ThreadKey},
     run::{RunOptions, RunOutput, RunSeed, SeedKind},
     runtime::{
-        AbortOptions, ActiveBehavior, EditInput, IdleBehavior, Inner, Outcome, PendingInput, PromoteTo, Promoted, RunInput,
-        SubscribeOptions,
+        AbortOptions, ActiveBehavior, EditInput, IdleBehavior, Inner, Outcome, PendingInput, PromoteTo, Promoted,
+        RunInput, SubscribeOptions,
     },
     signal::{Attributes, Signal},
-    storage::{EntryOutcome, InputMode, Lease, NewThread, RunStatus, StorageError},
+    storage::{EntryOutcome, InboxEntry, Lease, NewThread, RunRecord, RunStatus, StorageError},
     time::Timestamp,
 };
 
@@ -47,20 +49,57 @@ const LINGER: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) enum Letter {
     Send(Box<SendLetter>),
-    Direct(Box<DirectRequest>),
+    /// Answered with the log and where the run's chunks begin.
+    Direct {
+        request: Box<DirectRequest>,
+        reply: oneshot::Sender<(Arc<StreamLog>, u64)>,
+    },
     DirectGone(RunId),
-    Drain { run_id: RunId, reply: oneshot::Sender<Vec<Input>> },
-    RunEnded { run_id: RunId, returned: Vec<Input>, failed_to_start: bool },
+    Drain {
+        run_id: RunId,
+        reply: oneshot::Sender<Vec<Input>>,
+    },
+    RunEnded {
+        run_id: RunId,
+        returned: Vec<Input>,
+        failed_to_start: bool,
+    },
     StepEnded,
     LeaseLost,
-    Cancel { ids: Vec<MessageId>, reply: oneshot::Sender<Vec<MessageId>> },
-    CancelGroup { agent_id: String, group: String, reply: oneshot::Sender<Vec<MessageId>> },
-    Abort { options: AbortOptions, reply: oneshot::Sender<bool> },
-    Promote { id: MessageId, to: PromoteTo, reply: oneshot::Sender<Result<Promoted, Error>> },
-    Edit { id: MessageId, edit: EditInput, reply: oneshot::Sender<Result<Signal, Error>> },
-    Pending { reply: oneshot::Sender<Vec<PendingInput>> },
-    Subscribe { options: SubscribeOptions, last_event: Option<EventId>, reply: oneshot::Sender<Subscription> },
-    Recover { reply: oneshot::Sender<()> },
+    Cancel {
+        ids: Vec<MessageId>,
+        reply: oneshot::Sender<Vec<MessageId>>,
+    },
+    CancelGroup {
+        agent_id: String,
+        group: String,
+        reply: oneshot::Sender<Vec<MessageId>>,
+    },
+    Abort {
+        options: AbortOptions,
+        reply: oneshot::Sender<bool>,
+    },
+    Promote {
+        id: MessageId,
+        to: PromoteTo,
+        reply: oneshot::Sender<Result<Promoted, Error>>,
+    },
+    Edit {
+        id: MessageId,
+        edit: EditInput,
+        reply: oneshot::Sender<Result<Signal, Error>>,
+    },
+    Pending {
+        reply: oneshot::Sender<Vec<PendingInput>>,
+    },
+    Subscribe {
+        options: SubscribeOptions,
+        last_event: Option<EventId>,
+        reply: oneshot::Sender<Subscription>,
+    },
+    Recover {
+        reply: oneshot::Sender<()>,
+    },
 }
 
 /// Input on its way in.
@@ -163,6 +202,7 @@ struct Actor {
     epoch: u64,
     placed: Arc<AtomicI64>,
     retry_at: Option<Instant>,
+    recovering: Vec<oneshot::Sender<()>>,
 }
 
 struct PersistWrite {
@@ -198,6 +238,7 @@ pub(super) async fn run(
         epoch: 0,
         placed: Arc::default(),
         retry_at: None,
+        recovering: Vec::new(),
         inner,
     };
     let mut renew_at = Instant::now() + renew_every;
@@ -279,7 +320,8 @@ impl Actor {
     fn letter(&mut self, letter: Letter) {
         match letter {
             Letter::Send(send) => self.send(*send),
-            Letter::Direct(request) => {
+            Letter::Direct { request, reply } => {
+                let _ = reply.send((self.thread.log.clone(), self.thread.log.live()));
                 let event = ThreadEvent::Direct {
                     run_id: request.shared.run_id.clone(),
                     agent_id: request.agent.id().to_owned(),
@@ -347,7 +389,10 @@ impl Actor {
                     Subscription::new(self.thread.log.clone(), self.thread.clone(), &options, last_event);
                 let _ = reply.send(subscription);
             }
-            Letter::Recover { reply } => self.recover(reply),
+            Letter::Recover { reply } => {
+                self.recovering.push(reply);
+                self.journal.push(Op::Recover);
+            }
         }
     }
 
@@ -366,15 +411,25 @@ impl Actor {
         self.feed(ThreadEvent::Send(Box::new(send)));
     }
 
-    fn recover(&mut self, reply: oneshot::Sender<()>) {
-        // Done in a task, since reading takes a while; what it finds comes back as a letter of its own kind.
-        let (inner, key) = (self.inner.clone(), self.key.clone());
-        let storage = inner.storage.clone();
-        let found = futures::executor::block_on(async {
-            let _ = (&storage, &key);
-        });
-        let () = found;
-        let _ = reply.send(());
+    fn recovered(&mut self, found: Result<(Vec<InboxEntry>, Vec<RunRecord>), StorageError>) {
+        match found {
+            Ok((entries, runs)) => {
+                let inputs = entries.into_iter().map(|entry| Input {
+                    options: Arc::new(RunOptions::from_stored(&entry.options)),
+                    own_options: true,
+                    journaled: true,
+                    entry,
+                });
+                let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
+                let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
+                let event = ThreadEvent::Recovered { inputs: inputs.collect(), runs: runs.collect() };
+                self.feed(event);
+            }
+            Err(error) => tracing::error!(thread = %self.key, %error, "what an earlier process left cannot be read"),
+        }
+        for reply in std::mem::take(&mut self.recovering) {
+            let _ = reply.send(());
+        }
     }
 
     fn feed(&mut self, event: ThreadEvent) {
@@ -414,7 +469,8 @@ impl Actor {
             ThreadEffect::Routed { ticket, routed } => self.routed(ticket, *routed),
             ThreadEffect::Refused { ticket, why } => self.refuse(ticket, why),
             ThreadEffect::JournalRefused { ticket, id } => {
-                let error = self.refused.remove(&id).unwrap_or(Error::Internal("an input was refused without a reason"));
+                let error =
+                    self.refused.remove(&id).unwrap_or(Error::Internal("an input was refused without a reason"));
                 if let Some(Waiting::Sent { accepted, .. }) = self.replies.remove(&ticket) {
                     let _ = accepted.send(Err(error));
                 }
@@ -553,7 +609,9 @@ impl Actor {
                     let DirectRequest { agent, input, options, shared, output, streaming, .. } = request;
                     (SeedKind::Direct(Box::new(input)), shared, options, Some(agent), output, streaming)
                 }
-                None => return self.feed(ThreadEvent::RunEnded { run_id, returned: Vec::new(), failed_to_start: false }),
+                None => {
+                    return self.feed(ThreadEvent::RunEnded { run_id, returned: Vec::new(), failed_to_start: false });
+                }
             },
             RunSource::Record => {
                 let agent = self.inner.agent_by_id(&agent_id);
@@ -599,15 +657,22 @@ impl Actor {
                 }
                 self.persisted(&message, result);
             }
+            Done::Recovered(found) => self.recovered(found),
             Done::Quiet => {}
         }
     }
 
-    fn appended(&mut self, entries: Vec<crate::storage::InboxEntry>, result: Result<crate::storage::Accepted, StorageError>) {
+    fn appended(
+        &mut self,
+        entries: Vec<crate::storage::InboxEntry>,
+        result: Result<crate::storage::Accepted, StorageError>,
+    ) {
         let accepted = match result {
             Ok(accepted) => accepted,
             // One bad entry must not refuse its neighbours.
-            Err(StorageError::DifferentContent { .. }) if entries.len() > 1 => return self.journal.retry_apart(entries),
+            Err(StorageError::DifferentContent { .. }) if entries.len() > 1 => {
+                return self.journal.retry_apart(entries);
+            }
             Err(error) => {
                 for entry in entries {
                     let id = entry.signal.id;
@@ -721,12 +786,8 @@ impl Actor {
             let run_id = RunId::random();
             let message_id: MessageId = format!("persisted-signal:{}", signal.id).into();
             let start = Payload::Start { id: agent_id, message_id: message_id.clone() };
-            let zero = Usage {
-                input_tokens: Some(0),
-                output_tokens: Some(0),
-                total_tokens: Some(0),
-                ..Usage::default()
-            };
+            let zero =
+                Usage { input_tokens: Some(0), output_tokens: Some(0), total_tokens: Some(0), ..Usage::default() };
             let finish = Payload::Finish(Box::new(StepFinishPayload {
                 message_id,
                 step_result: StepResult {

@@ -56,13 +56,8 @@ impl Hub {
         }
         let (mailbox, letters) = mpsc::channel(MAILBOX);
         let (view_sender, view) = watch::channel(View::default());
-        let thread = ThreadRef {
-            mailbox,
-            log: Arc::default(),
-            view,
-            subscribers: Arc::default(),
-            left: Arc::default(),
-        };
+        let thread =
+            ThreadRef { mailbox, log: Arc::default(), view, subscribers: Arc::default(), left: Arc::default() };
         threads.insert(key.clone(), thread.clone());
         self.tasks.spawn(actor::run(inner.clone(), key.clone(), thread.clone(), letters, view_sender));
         thread

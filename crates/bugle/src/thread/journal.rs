@@ -7,8 +7,8 @@ use crate::{
     id::{MessageId, ThreadKey},
     message::StoredMessage,
     storage::{
-        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, SharedStorage, Storage,
-        StorageError,
+        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, RunRecord, SharedStorage,
+        Storage, StorageError,
     },
 };
 
@@ -28,6 +28,8 @@ pub(super) enum Op {
     Remove { ids: Vec<MessageId>, why: InboxEnd },
     /// Rewrite an entry.
     Update(Box<InboxEntry>),
+    /// Read what an earlier process left (SIG-502).
+    Recover,
     /// Give the lease up.
     Release,
 }
@@ -38,6 +40,7 @@ pub(super) enum Done {
     Appended { entries: Vec<InboxEntry>, result: Result<Accepted, StorageError> },
     Claimed(Result<Lease, StorageError>),
     Persisted { message: Box<StoredMessage>, epoch: Option<u64>, result: Result<(), StorageError> },
+    Recovered(Result<(Vec<InboxEntry>, Vec<RunRecord>), StorageError>),
     Quiet,
 }
 
@@ -129,6 +132,10 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
                 tracing::error!(%thread, %error, "a journal entry could not be rewritten");
             }
             Done::Quiet
+        }
+        Op::Recover => {
+            let found = async { Ok((storage.inbox(&thread).await?, storage.runs(&thread).await?)) };
+            Done::Recovered(found.await)
         }
         Op::Release => {
             if let Err(error) = storage.release_lease(&thread, &claim.owner).await {

@@ -5,7 +5,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
@@ -171,7 +174,11 @@ impl StreamLog {
             Err(Gap { after, next, resume: state.front() })
         };
         let Some(newest) = newest else {
-            return if last == Some(id) { Ok(state.next) } else { gap(last.is_some_and(|last| id < last).then_some(id)) };
+            return if last == Some(id) {
+                Ok(state.next)
+            } else {
+                gap(last.is_some_and(|last| id < last).then_some(id))
+            };
         };
         if id == newest || last == Some(id) {
             let index = state.entries.partition_point(|entry| entry.chunk.id <= id);
@@ -258,12 +265,42 @@ pub(crate) struct RunShared {
     pub(crate) run_id: RunId,
     /// Fires to stop the run.
     pub(crate) abort: CancellationToken,
+    rollback: AtomicBool,
+    fenced: AtomicBool,
     end: OnceLock<End>,
 }
 
 impl RunShared {
     pub(crate) fn new(run_id: RunId) -> Arc<Self> {
-        Arc::new(Self { run_id, abort: CancellationToken::new(), end: OnceLock::new() })
+        Arc::new(Self {
+            run_id,
+            abort: CancellationToken::new(),
+            rollback: AtomicBool::new(false),
+            fenced: AtomicBool::new(false),
+            end: OnceLock::new(),
+        })
+    }
+
+    /// Asks the run to stop; with `rollback`, to remove what it stored (ruling 24).
+    pub(crate) fn stop(&self, rollback: bool) {
+        if rollback {
+            self.rollback.store(true, Ordering::Release);
+        }
+        self.abort.cancel();
+    }
+
+    pub(crate) fn is_rollback(&self) -> bool {
+        self.rollback.load(Ordering::Acquire)
+    }
+
+    /// The thread is not ours any more: the run stops and publishes nothing (ruling 4).
+    pub(crate) fn fence(&self) {
+        self.fenced.store(true, Ordering::Release);
+        self.abort.cancel();
+    }
+
+    pub(crate) fn is_fenced(&self) -> bool {
+        self.fenced.load(Ordering::Acquire)
     }
 
     /// Whether its last chunk is out.

@@ -898,13 +898,15 @@ impl ThreadMachine {
                         self.pending = others;
                     }
                     SlotSource::Input(inputs) => {
-                        let list = if self.continuations.is_empty() { &mut self.queue } else { &mut self.continuations };
+                        let list =
+                            if self.continuations.is_empty() { &mut self.queue } else { &mut self.continuations };
                         if let Some(Turn::Input(input)) = list.pop_front() {
                             inputs.push_back(input);
                         }
                     }
                     SlotSource::Direct => {
-                        let list = if self.continuations.is_empty() { &mut self.queue } else { &mut self.continuations };
+                        let list =
+                            if self.continuations.is_empty() { &mut self.queue } else { &mut self.continuations };
                         list.pop_front();
                     }
                 }

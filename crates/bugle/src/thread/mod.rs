@@ -11,9 +11,9 @@ mod log;
 mod machine;
 mod subscription;
 
-pub(crate) use actor::{DirectRequest, Letter, ThreadLink};
+pub(crate) use actor::{DirectRequest, Letter, SendLetter, ThreadLink};
 pub(crate) use hub::{Hub, ThreadRef};
-pub(crate) use input::{Input, Send};
+pub(crate) use input::Input;
 pub use log::LogReader;
 pub(crate) use log::{DirectEnd, RunShared, StreamLog};
 pub use subscription::Subscription;

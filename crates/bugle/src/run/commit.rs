@@ -1,0 +1,184 @@
+//! What a run writes, with retries while the store is away (MEM-051, MEM-054).
+
+use std::{sync::Arc, time::Duration};
+
+use super::{RunSnapshot, prepare::Prepared};
+use crate::{
+    chunk::ErrorInfo,
+    id::{MessageId, RunId, ThreadKey},
+    json::Value,
+    memory::strip_working_memory,
+    message::StoredMessage,
+    runtime::Inner,
+    storage::{Commit, InboxEntry, NewThread, RunChange, RunRecord, RunStatus, SharedStorage, StorageError},
+    thread::ThreadLink,
+    time::SharedClock,
+};
+
+/// Waits before another try of a failed write; after the last, the run is told.
+const RETRIES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1)];
+
+/// Why a commit did not happen.
+pub(super) enum CommitError {
+    /// Another owner has the thread (ruling 4).
+    Stale,
+    Failed(ErrorInfo),
+}
+
+/// Writes what a run changes.
+pub(super) struct Committer {
+    target: Option<Target>,
+    run_id: RunId,
+    agent_id: String,
+    /// Rows are written at all: the agent has memory, and it is not read-only.
+    stores: bool,
+    /// A record is kept, so that another process can go on.
+    records: bool,
+    create: Option<NewThread>,
+}
+
+struct Target {
+    storage: SharedStorage,
+    clock: SharedClock,
+    thread: ThreadKey,
+    epoch: u64,
+}
+
+impl Committer {
+    pub(super) fn new(
+        inner: &Arc<Inner>,
+        link: Option<&ThreadLink>,
+        prepared: &Prepared,
+        run_id: &RunId,
+        woken: bool,
+    ) -> Self {
+        let target = link.map(|link| Target {
+            storage: inner.storage.clone(),
+            clock: inner.clock.clone(),
+            thread: link.key.clone(),
+            epoch: link.epoch,
+        });
+        let stores = prepared.agent.memory().is_some() && !prepared.memory.read_only;
+        Self {
+            create: if stores { prepared.new_thread(link.map(|link| &link.key)) } else { None },
+            target,
+            run_id: run_id.clone(),
+            agent_id: prepared.agent.id().to_owned(),
+            stores,
+            records: woken && stores,
+        }
+    }
+
+    /// Whether another process can go on with the run from its record.
+    pub(super) fn is_recoverable(&self) -> bool {
+        self.records && self.target.is_some()
+    }
+
+    /// Writes a step; the run goes on.
+    pub(super) async fn step(
+        &mut self,
+        messages: &[StoredMessage],
+        entries: &[InboxEntry],
+        snapshot: &RunSnapshot,
+    ) -> Result<(), CommitError> {
+        let Some(target) = &self.target else { return Ok(()) };
+        if messages.is_empty() && entries.is_empty() && self.create.is_none() && !self.records {
+            return Ok(());
+        }
+        let mut commit = self.begin(target, messages, entries);
+        if self.records {
+            commit.run = RunChange::Save(RunRecord {
+                run_id: self.run_id.clone(),
+                thread: target.thread.clone(),
+                agent_id: self.agent_id.clone(),
+                status: RunStatus::Running,
+                snapshot: serde_json::to_value(snapshot).unwrap_or(Value::Null),
+                updated_at: target.clock.now(),
+            });
+        }
+        self.write(commit).await
+    }
+
+    /// Writes the run's end.
+    pub(super) async fn end(
+        &mut self,
+        messages: &[StoredMessage],
+        entries: &[InboxEntry],
+        last_event: u64,
+    ) -> Result<(), CommitError> {
+        let Some(target) = &self.target else { return Ok(()) };
+        let mut commit = self.begin(target, messages, entries);
+        commit.run = RunChange::End { run_id: self.run_id.clone(), last_event };
+        self.write(commit).await
+    }
+
+    /// Removes what the run stored; what joined it goes back to the journal (ruling 33).
+    pub(super) async fn roll_back(
+        &mut self,
+        own: Vec<MessageId>,
+        placed: &[InboxEntry],
+        last_event: u64,
+    ) -> Result<(), CommitError> {
+        let Some(target) = &self.target else { return Ok(()) };
+        let mut commit = Commit::new(target.thread.clone(), target.epoch);
+        commit.consumed = placed.first().map(|entry| entry.signal.id.clone()).into_iter().collect();
+        commit.removed = own;
+        commit.returned = placed.iter().skip(1).cloned().collect();
+        commit.run = RunChange::End { run_id: self.run_id.clone(), last_event };
+        self.write(commit).await
+    }
+
+    fn begin(&self, target: &Target, messages: &[StoredMessage], entries: &[InboxEntry]) -> Commit {
+        let mut commit = Commit::new(target.thread.clone(), target.epoch);
+        commit.create_thread.clone_from(&self.create);
+        commit.consumed = entries.iter().map(|entry| entry.signal.id.clone()).collect();
+        if self.stores {
+            commit.messages = messages.iter().map(|message| self.row(message, &target.thread)).collect();
+            // A message that holds nothing but working memory is not stored (MEM-052).
+            commit.messages.retain(|message| !message.content.parts.is_empty());
+        }
+        commit
+    }
+
+    fn row(&self, message: &StoredMessage, thread: &ThreadKey) -> StoredMessage {
+        let mut row = message.clone();
+        if row.thread_id.is_none() {
+            row = row.on(thread);
+        }
+        strip_working_memory(&mut row);
+        row
+    }
+
+    async fn write(&mut self, commit: Commit) -> Result<(), CommitError> {
+        let Some(target) = &self.target else { return Ok(()) };
+        let mut waits = RETRIES.iter();
+        loop {
+            match target.storage.commit(commit.clone()).await {
+                Ok(()) => {
+                    self.create = None;
+                    return Ok(());
+                }
+                Err(StorageError::StaleEpoch { .. }) => return Err(CommitError::Stale),
+                Err(error) => match waits.next() {
+                    Some(wait) if error.is_retryable() => {
+                        tracing::warn!(%error, ?wait, "a write failed; trying again");
+                        tokio::time::sleep(*wait).await;
+                    }
+                    _ => {
+                        tracing::error!(%error, run = %self.run_id, "a write failed for good");
+                        return Err(CommitError::Failed(storage_error(&error)));
+                    }
+                },
+            }
+        }
+    }
+}
+
+/// A store's error as a run shows it.
+pub(super) fn storage_error(error: &StorageError) -> ErrorInfo {
+    let mut info = ErrorInfo::new("StorageError", error.to_string());
+    if matches!(error, StorageError::ThreadOwnership { .. }) {
+        info.id = Some("AGENT_MEMORY_THREAD_RESOURCE_MISMATCH".to_owned());
+    }
+    info
+}

@@ -1,0 +1,742 @@
+//! Performs the effects of a run: asks the model, runs tools, commits, shows chunks. One task per run.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    RunOptions, RunOutput, RunSnapshot,
+    commit::Committer,
+    completion::judge,
+    machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome},
+    prepare::{Prepared, prepare},
+    request::{Request, RequestEvent, timeout_error},
+    settings::RunSettings,
+    tools::CallContext,
+    transcript::Transcript,
+};
+use crate::{
+    agent::Agent,
+    chunk::{
+        Chunk, ChunkBody, ChunkFrom, ErrorInfo, FinishReason, Payload, ResponseMetadata, StepFinishPayload, StepOutput,
+        StepResult, TripwirePayload, Usage,
+    },
+    id::{MessageId, RunId},
+    json::{Value, json},
+    message::{PromptOptions, StoredMessage, build_prompt_for, to_model_messages},
+    model::ModelRequest,
+    processor::ProcessInput,
+    runtime::{Bugle, Inner, RunInput},
+    scorer::ScorerInput,
+    storage::InboxEntry,
+    thread::{DirectEnd, Input, Letter, RunShared, StreamLog, ThreadLink},
+    time::Timestamp,
+    tool::{Written, WrittenWhat},
+};
+
+/// Tools that ignore an abort are let go after this time (SIG-312, LOOP-134).
+const TOOL_GRACE: Duration = Duration::from_secs(1);
+/// Writes of tools that wait to be shown, at most; past it the tool waits.
+const WRITES: usize = 1024;
+
+/// What a run starts from.
+#[derive(Debug)]
+pub(crate) enum SeedKind {
+    /// Input that waits on the thread.
+    Woken,
+    /// A caller's messages.
+    Direct(Box<RunInput>),
+    /// The record an earlier process left.
+    Recorded,
+}
+
+/// All that a run needs.
+pub(crate) struct RunSeed {
+    pub(crate) agent: Agent,
+    pub(crate) options: Arc<RunOptions>,
+    pub(crate) kind: SeedKind,
+    pub(crate) shared: Arc<RunShared>,
+    pub(crate) log: Arc<StreamLog>,
+    pub(crate) link: Option<ThreadLink>,
+    pub(crate) output: Option<oneshot::Sender<RunOutput>>,
+    pub(crate) inner: Arc<Inner>,
+    pub(crate) streaming: bool,
+}
+
+/// How the driver's loop went on.
+enum Flow {
+    On,
+    /// The run is over.
+    Ended(Ending),
+    /// The run is left to the next owner: the process stops, or the thread is not ours any more.
+    Left,
+}
+
+struct Driver {
+    prepared: Prepared,
+    shared: Arc<RunShared>,
+    log: Arc<StreamLog>,
+    link: Option<ThreadLink>,
+    inner: Arc<Inner>,
+    streaming: bool,
+    machine: RunMachine,
+    committer: Committer,
+    /// Taken from the thread, not placed yet.
+    in_hand: Vec<Input>,
+    /// A direct run's messages, for its first drain.
+    first_messages: Vec<StoredMessage>,
+    first_drain: bool,
+    request: Option<Request>,
+    model_index: usize,
+    tools: JoinSet<(usize, ToolOutcome)>,
+    waiting_tools: VecDeque<super::machine::ToolRun>,
+    running_tools: Vec<usize>,
+    tool_abort: CancellationToken,
+    tool_deadline: Option<Instant>,
+    written: mpsc::Receiver<Written>,
+    writer: mpsc::Sender<Written>,
+    total_deadline: Option<Instant>,
+}
+
+/// Runs a run to its end.
+pub(crate) async fn drive(seed: RunSeed) {
+    let RunSeed { agent, options, kind, shared, log, link, output, inner, streaming } = seed;
+    let run_id = shared.run_id.clone();
+    log.begin_run(&run_id);
+    let recorded = matches!(kind, SeedKind::Recorded);
+    let woken = !matches!(kind, SeedKind::Direct(_));
+    let prepared = prepare(&inner, agent, &options, kind, link.as_ref(), &run_id).await;
+    let prepared = match prepared {
+        Ok(prepared) => prepared,
+        Err(error) => return fail_to_start(&shared, &log, link, output, &error, woken && !recorded).await,
+    };
+    let (writer, written) = mpsc::channel(WRITES);
+    let settings = RunSettings {
+        run_id: run_id.clone(),
+        agent_id: prepared.agent.id().to_owned(),
+        max_steps: prepared.max_steps(),
+        stop_when: prepared.options.stop_when.clone(),
+        on_step_limit: prepared.options.on_step_limit.unwrap_or(prepared.agent.inner().on_step_limit),
+        interruptible: prepared.agent.inner().interrupt == crate::agent::Interrupt::Reasoning,
+        has_completion: prepared.completion.is_some(),
+        structured_output: prepared.options.structured_output.clone(),
+        stored_options: prepared.options.to_stored(),
+    };
+    let key = link.as_ref().map(|link| link.key.clone());
+    let machine = match &prepared.snapshot {
+        Some(snapshot) => {
+            let transcript = Transcript::recovered(prepared.history.clone(), key, &snapshot.own, &snapshot.message_id);
+            RunMachine::recovered(settings, transcript, snapshot)
+        }
+        None => {
+            let mut transcript = Transcript::new(prepared.history.clone(), key);
+            for id in &prepared.completed {
+                transcript.touch(id);
+            }
+            for context in &prepared.options.context {
+                transcript.add_context(context.clone());
+            }
+            RunMachine::new(settings, transcript, MessageId::fresh())
+        }
+    };
+    if let (Some(link), Some(newest)) = (&link, machine.transcript().newest()) {
+        link.placed_up_to(newest);
+    }
+    let total = prepared.options.model_settings.as_ref().and_then(|settings| settings.timeout?.total_ms);
+    let committer = Committer::new(&inner, link.as_ref(), &prepared, &run_id, woken);
+    let mut driver = Driver {
+        first_messages: prepared.first_messages.clone(),
+        prepared,
+        shared,
+        log,
+        link,
+        inner,
+        streaming,
+        machine,
+        committer,
+        in_hand: Vec::new(),
+        first_drain: true,
+        request: None,
+        model_index: 0,
+        tools: JoinSet::new(),
+        waiting_tools: VecDeque::new(),
+        running_tools: Vec::new(),
+        tool_abort: CancellationToken::new(),
+        tool_deadline: None,
+        written,
+        writer,
+        total_deadline: total.map(|ms| Instant::now() + Duration::from_secs_f64(ms / 1000.0)),
+    };
+    let ending = driver.run().await;
+    driver.finish(ending, output).await;
+}
+
+impl Driver {
+    /// The loop; `None` if the run is left to another owner.
+    async fn run(&mut self) -> Option<Ending> {
+        let mut events = VecDeque::from([RunEvent::Begun]);
+        let mut abort_seen = false;
+        let stop = self.inner.hub.stop.clone();
+        // The caller's own signal stops the run like an abort without clear (SIG-311).
+        let caller_abort = self.prepared.options.abort.clone().unwrap_or_default();
+        loop {
+            while let Some(event) = events.pop_front() {
+                if self.shared.is_fenced() {
+                    return None;
+                }
+                // Stopping wins over whatever else has happened (R10, R17).
+                if !abort_seen && self.shared.abort.is_cancelled() {
+                    abort_seen = true;
+                    events.push_front(event);
+                    events.push_front(RunEvent::Abort);
+                    self.tool_abort.cancel();
+                    continue;
+                }
+                match self.feed(event, &mut events).await {
+                    Flow::On => {}
+                    Flow::Ended(ending) => return Some(ending),
+                    Flow::Left => return None,
+                }
+            }
+            let deadline = self.total_deadline;
+            let tool_deadline = self.tool_deadline;
+            let nudged = async {
+                match &self.link {
+                    Some(link) => link.nudge.notified().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let request = async {
+                match &mut self.request {
+                    Some(request) => request.next().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return None,
+                () = self.shared.abort.cancelled(), if !abort_seen => {
+                    abort_seen = true;
+                    self.tool_abort.cancel();
+                    events.push_back(RunEvent::Abort);
+                }
+                () = caller_abort.cancelled(), if !abort_seen => self.shared.stop(false),
+                () = at(deadline), if deadline.is_some() => {
+                    self.total_deadline = None;
+                    let ms = self.prepared.options.model_settings.as_ref().and_then(|s| s.timeout?.total_ms);
+                    events.push_back(RunEvent::TimedOut(timeout_error("total", ms.unwrap_or_default()).info()));
+                }
+                () = at(tool_deadline), if tool_deadline.is_some() => self.let_tools_go(&mut events),
+                () = nudged => events.push_back(RunEvent::InputWaits),
+                Some(written) = self.written.recv() => self.show_written(written),
+                event = request => match event {
+                    Some(RequestEvent::Answered(model)) => {
+                        self.model_index = self.request.as_ref().map_or(0, Request::model_index);
+                        events.push_back(RunEvent::Answered { model, warnings: Vec::new() });
+                    }
+                    Some(RequestEvent::Event(event)) => events.push_back(RunEvent::Model(event)),
+                    Some(RequestEvent::Failed(error)) => {
+                        self.request = None;
+                        events.push_back(RunEvent::ModelFailed(error.info()));
+                    }
+                    None => self.request = None,
+                },
+                Some(done) = self.tools.join_next() => self.tool_ended(done, &mut events),
+            }
+        }
+    }
+
+    async fn feed(&mut self, event: RunEvent, events: &mut VecDeque<RunEvent>) -> Flow {
+        let now = self.inner.clock.now();
+        let effects = self.machine.apply(event, now);
+        for effect in effects {
+            match effect {
+                RunEffect::Drain => match self.drain().await {
+                    Some(event) => events.push_back(event),
+                    None => return Flow::Left,
+                },
+                RunEffect::Commit => match self.commit().await {
+                    Some(event) => events.push_back(event),
+                    None => return Flow::Left,
+                },
+                RunEffect::Emit(chunk) => self.emit(chunk),
+                RunEffect::Request => {
+                    if self.inner.is_draining() && self.committer.is_recoverable() {
+                        // At a boundary while the process drains: the next owner goes on from here (CLI-072).
+                        return Flow::Left;
+                    }
+                    self.ask();
+                }
+                RunEffect::CancelRequest => self.request = None,
+                RunEffect::RunTools(runs) => self.start_tools(runs),
+                RunEffect::CancelTools => {
+                    self.tool_abort.cancel();
+                    for run in std::mem::take(&mut self.waiting_tools) {
+                        events.push_back(RunEvent::ToolDone { index: run.index, outcome: ToolOutcome::Interrupted });
+                    }
+                    self.tool_deadline = Some(Instant::now() + TOOL_GRACE);
+                }
+                RunEffect::Score { answer, iteration } => {
+                    let input = self.question();
+                    let Some(completion) = &self.prepared.completion else { continue };
+                    let judged = judge(completion, ScorerInput { input, output: answer, iteration });
+                    tokio::select! {
+                        biased;
+                        () = self.shared.abort.cancelled() => {}
+                        verdict = judged => events.push_back(RunEvent::Scored(verdict)),
+                    }
+                }
+                RunEffect::StepEnded(summary) => {
+                    if let Some(hook) = &self.prepared.options.hooks.on_step_finish {
+                        guarded("onStepFinish", || hook(&summary));
+                    }
+                    if let Some(link) = &self.link {
+                        link.tell(Letter::StepEnded).await;
+                    }
+                }
+                RunEffect::End(ending) => return Flow::Ended(ending),
+            }
+        }
+        Flow::On
+    }
+
+    // Input.
+
+    /// Takes what waits, past the guards.
+    async fn drain(&mut self) -> Option<RunEvent> {
+        let taken = match &self.link {
+            Some(link) => {
+                let (reply, answer) = oneshot::channel();
+                let run_id = self.shared.run_id.clone();
+                link.tell(Letter::Drain { run_id, reply }).await;
+                // No answer: the actor has ended, so the runtime is stopping.
+                answer.await.ok()?
+            }
+            None => Vec::new(),
+        };
+        let entries: Vec<InboxEntry> = taken.iter().map(|input| input.entry.clone()).collect();
+        self.in_hand.extend(taken);
+        let first = std::mem::take(&mut self.first_drain);
+        let messages = if first { std::mem::take(&mut self.first_messages) } else { Vec::new() };
+        if self.prepared.agent.inner().input_processors.is_empty() || (entries.is_empty() && messages.is_empty()) {
+            return Some(RunEvent::Drained { inputs: entries, rejected: Vec::new(), messages });
+        }
+        let now = self.inner.clock.now();
+        Some(if first {
+            guard_first(&self.prepared, now, entries, messages).await
+        } else {
+            guard_later(&self.prepared, now, entries).await
+        })
+    }
+
+    // Commits.
+
+    async fn commit(&mut self) -> Option<RunEvent> {
+        let (messages, entries) = self.machine.take_commit();
+        let rollback = self.shared.is_rollback() && self.machine.is_ending();
+        let committed = if self.machine.is_ending() {
+            let last = self.log.last_number() + self.machine.chunks_to_come();
+            if rollback {
+                self.committer.roll_back(self.machine.transcript().own_ids(), self.machine.placed(), last).await
+            } else {
+                self.committer.end(&messages, &entries, last).await
+            }
+        } else {
+            self.committer.step(&messages, &entries, &self.machine.snapshot()).await
+        };
+        match committed {
+            Ok(()) => {
+                if rollback {
+                    // What others had sent goes back to the thread, in order (ruling 33).
+                    self.return_joined();
+                } else {
+                    self.in_hand.retain(|input| !entries.iter().any(|entry| entry.signal.id == *input.id()));
+                }
+                if let (Some(link), Some(newest)) = (&self.link, self.machine.transcript().newest()) {
+                    link.placed_up_to(newest);
+                }
+                Some(RunEvent::Committed)
+            }
+            Err(super::commit::CommitError::Stale) => {
+                tracing::warn!(run = %self.shared.run_id, "the thread has another owner; this run stops");
+                self.shared.fence();
+                None
+            }
+            Err(super::commit::CommitError::Failed(error)) => {
+                self.machine.restore_commit(&messages, entries);
+                Some(RunEvent::CommitFailed(error))
+            }
+        }
+    }
+
+    fn return_joined(&mut self) {
+        let joined = self.machine.placed().iter().skip(1);
+        let back: Vec<Input> = joined
+            .map(|entry| Input {
+                entry: entry.clone(),
+                options: Arc::new(RunOptions::from_stored(&entry.options)),
+                own_options: true,
+                journaled: true,
+            })
+            .collect();
+        self.in_hand.splice(0..0, back);
+        let wake = self.machine.placed().first().map(|entry| entry.signal.id.clone());
+        self.in_hand.retain(|input| Some(input.id()) != wake.as_ref());
+    }
+
+    // The model.
+
+    fn ask(&mut self) {
+        let prepared = &self.prepared;
+        let options = PromptOptions {
+            filter_incomplete_tool_calls: prepared.memory.filter_incomplete_tool_calls,
+            max_tool_result_bytes: prepared.options.max_tool_result_bytes,
+        };
+        let models = prepared.models.clone();
+        let provider = models.get(self.model_index).map(|entry| entry.model.provider().to_owned());
+        let mut prompt = prepared.system.clone();
+        prompt.extend(build_prompt_for(self.machine.transcript().messages(), &options, provider.as_deref()));
+        let response_format = prepared.response_format();
+        prepared.inject_schema(&mut prompt);
+        let request = ModelRequest {
+            prompt,
+            tools: prepared.tools.definitions(),
+            tool_choice: prepared.tools.choice(),
+            settings: prepared.options.model_settings.clone().unwrap_or_default(),
+            provider_options: prepared.options.provider_options.clone(),
+            response_format,
+            headers: prepared.headers(self.link.as_ref().map(|link| &link.key)),
+            streaming: self.streaming,
+            include_raw: prepared.options.include_raw_chunks,
+        };
+        self.request = Some(Request::new(models, self.model_index, request, prepared.retries()));
+    }
+
+    /// What the person asked, for those who judge the answer.
+    fn question(&self) -> String {
+        let own = self.machine.transcript().own();
+        let asked = own.iter().rfind(|message| message.role != crate::message::Role::Assistant);
+        asked.map(StoredMessage::joined_text).unwrap_or_default()
+    }
+
+    // Tools.
+
+    fn start_tools(&mut self, runs: Vec<super::machine::ToolRun>) {
+        self.waiting_tools = runs.into();
+        self.next_tools();
+    }
+
+    fn next_tools(&mut self) {
+        let limit = self.prepared.options.tool_call_concurrency.unwrap_or(10).max(1) as usize;
+        while self.tools.len() < limit {
+            let Some(run) = self.waiting_tools.pop_front() else { return };
+            let context = CallContext {
+                run_id: self.shared.run_id.clone(),
+                agent_id: self.prepared.agent.id().to_owned(),
+                thread: self.link.as_ref().map(|link| link.key.clone()),
+                request_context: self.prepared.options.request_context.clone(),
+                abort: self.tool_abort.clone(),
+                written: self.writer.clone(),
+                runtime: Bugle { inner: self.inner.clone() },
+            };
+            let tools = self.prepared.tools.clone();
+            self.running_tools.push(run.index);
+            self.tools.spawn(async move { (run.index, tools.run(run, context).await) });
+        }
+    }
+
+    fn tool_ended(
+        &mut self,
+        done: Result<(usize, ToolOutcome), tokio::task::JoinError>,
+        events: &mut VecDeque<RunEvent>,
+    ) {
+        // What the tool wrote comes before its result.
+        while let Ok(written) = self.written.try_recv() {
+            self.show_written(written);
+        }
+        // A task that was cut off has been answered for already.
+        if let Ok((index, outcome)) = done {
+            self.running_tools.retain(|running| *running != index);
+            events.push_back(RunEvent::ToolDone { index, outcome });
+        }
+        if self.running_tools.is_empty() {
+            self.tool_deadline = None;
+        }
+        self.next_tools();
+    }
+
+    /// The grace time of an abort is over: deaf tools are let go (SIG-312).
+    fn let_tools_go(&mut self, events: &mut VecDeque<RunEvent>) {
+        self.tool_deadline = None;
+        self.tools.abort_all();
+        for index in std::mem::take(&mut self.running_tools) {
+            events.push_back(RunEvent::ToolDone { index, outcome: ToolOutcome::Interrupted });
+        }
+    }
+
+    fn show_written(&mut self, written: Written) {
+        let run_id = &self.shared.run_id;
+        let Written { tool_call_id, what } = written;
+        let body = match what {
+            WrittenWhat::Output(output) => {
+                let tool_name = self.machine.tool_name(&tool_call_id);
+                ChunkBody::Payload(Payload::ToolOutput { output, tool_call_id, tool_name })
+            }
+            WrittenWhat::Data(data) => {
+                if data.transient != Some(true) {
+                    self.machine.keep_data(&data);
+                }
+                ChunkBody::Data(data)
+            }
+        };
+        self.emit(Chunk { run_id: Some(run_id.clone()), from: ChunkFrom::User, body, metadata: None });
+    }
+
+    // Chunks.
+
+    fn emit(&self, chunk: Chunk) {
+        match &self.prepared.options.hooks.on_chunk {
+            Some(hook) if is_hooked(&chunk) => {
+                self.log.push(chunk.clone());
+                guarded("onChunk", || hook(&chunk));
+            }
+            _ => self.log.push(chunk),
+        }
+    }
+
+    // The end.
+
+    async fn finish(mut self, ending: Option<Ending>, output: Option<oneshot::Sender<RunOutput>>) {
+        self.request = None;
+        self.tool_abort.cancel();
+        self.tools.abort_all();
+        let run_id = self.shared.run_id.clone();
+        let Some(ending) = ending else {
+            // Nothing more is published (ruling 4); a direct caller is told.
+            let error =
+                ErrorInfo::new("RunLeft", "this process has stopped working on the run; another goes on with it");
+            let end = DirectEnd { replaces_last: false, chunks: failed_direct(&run_id, &error) };
+            self.log.end_run(&self.shared, None, end);
+            let returned = std::mem::take(&mut self.in_hand);
+            if let Some(link) = &self.link {
+                if self.shared.is_fenced() {
+                    link.tell(Letter::LeaseLost).await;
+                }
+                link.tell(Letter::RunEnded { run_id, returned, failed_to_start: false }).await;
+            }
+            return;
+        };
+        let result = self.machine.output(&ending);
+        let hooks = &self.prepared.options.hooks;
+        let (last, direct) = match &ending {
+            Ending::Finished => {
+                if let Some(hook) = &hooks.on_finish {
+                    guarded("onFinish", || hook(&result));
+                }
+                let mut finish = self.machine.finish(None);
+                finish.response = Some(response_value(&finish.metadata));
+                let last = Chunk::agent(&run_id, Payload::Finish(Box::new(finish.clone())));
+                finish.messages = Some(json!({ "nonUser": &result.response_messages }));
+                if let Some(response) = finish.response.as_mut() {
+                    response["messages"] = Value::Array(to_model_messages(&result.response_messages));
+                }
+                let own = Chunk::agent(&run_id, Payload::Finish(Box::new(finish)));
+                (last, DirectEnd { replaces_last: true, chunks: vec![own] })
+            }
+            Ending::Failed(error) => {
+                if let Some(hook) = &hooks.on_error {
+                    guarded("onError", || hook(error));
+                }
+                let last = Chunk::agent(&run_id, Payload::Error { error: error.clone() });
+                let finish = self.machine.finish(Some(FinishReason::Error));
+                let mut step = finish.clone();
+                step.output.usage = Usage::default();
+                step.consumed_signal_ids.clear();
+                let step = Chunk::agent(&run_id, Payload::StepFinish(Box::new(step)));
+                let own = Chunk::agent(&run_id, Payload::Finish(Box::new(finish)));
+                (last, DirectEnd { replaces_last: false, chunks: vec![step, own] })
+            }
+            Ending::Aborted => {
+                if let Some(hook) = &hooks.on_abort {
+                    guarded("onAbort", || hook(&result));
+                }
+                let notice = Chunk { body: ChunkBody::AbortNotice, ..Chunk::agent(&run_id, Payload::Abort {}) };
+                let finish = self.machine.finish(Some(FinishReason::Aborted));
+                let own = vec![
+                    Chunk::agent(&run_id, Payload::Abort {}),
+                    Chunk::agent(&run_id, Payload::Finish(Box::new(finish))),
+                ];
+                (notice, DirectEnd { replaces_last: true, chunks: own })
+            }
+            Ending::Tripped(tripwire) => {
+                self.emit(Chunk::agent(&run_id, Payload::Tripwire(tripwire.clone())));
+                let finish = self.machine.finish(Some(FinishReason::Tripwire));
+                let last = Chunk::agent(&run_id, Payload::Finish(Box::new(finish)));
+                (last, DirectEnd::default())
+            }
+        };
+        self.log.end_run(&self.shared, Some(last), direct);
+        let title = (ending == Ending::Finished).then(|| self.prepared.title_task(&result)).flatten();
+        if let Some(output) = output {
+            // The caller may have gone.
+            let _ = output.send(result);
+        }
+        if let Some(link) = &self.link {
+            let returned = std::mem::take(&mut self.in_hand);
+            let failed_to_start = !returned.is_empty() && self.machine.has_placed_nothing();
+            link.tell(Letter::RunEnded { run_id, returned, failed_to_start }).await;
+        }
+        if let Some(title) = title {
+            let tasks = self.inner.hub.tasks.clone();
+            tasks.spawn(title);
+        }
+    }
+}
+
+/// Judges what starts a run: a refusal stops the run before it begins.
+async fn guard_first(
+    prepared: &Prepared,
+    now: Timestamp,
+    entries: Vec<InboxEntry>,
+    messages: Vec<StoredMessage>,
+) -> RunEvent {
+    let mut seen: Vec<StoredMessage> = messages.clone();
+    seen.extend(entries.iter().map(|entry| entry.signal.to_stored(None, now)));
+    let direct = messages.len();
+    match guard(prepared, &mut seen).await {
+        Ok(()) => {
+            seen.truncate(direct);
+            RunEvent::Drained { inputs: entries, rejected: Vec::new(), messages: seen }
+        }
+        Err(tripwire) => RunEvent::Tripped { tripwire, inputs: entries, messages },
+    }
+}
+
+/// Input that arrives mid-run is judged one by one; a refusal drops that input only (SIG-208, ruling 35).
+async fn guard_later(prepared: &Prepared, now: Timestamp, entries: Vec<InboxEntry>) -> RunEvent {
+    let (mut inputs, mut rejected) = (Vec::new(), Vec::new());
+    for entry in entries {
+        let mut seen = vec![entry.signal.to_stored(None, now)];
+        match guard(prepared, &mut seen).await {
+            Ok(()) => inputs.push(entry),
+            Err(tripwire) => rejected.push((entry, tripwire)),
+        }
+    }
+    RunEvent::Drained { inputs, rejected, messages: Vec::new() }
+}
+
+async fn guard(prepared: &Prepared, messages: &mut Vec<StoredMessage>) -> Result<(), TripwirePayload> {
+    for processor in &prepared.agent.inner().input_processors {
+        let mut input = ProcessInput { messages, request_context: &prepared.options.request_context };
+        if let Err(error) = processor.process_input(&mut input).await {
+            let processor_id = processor.id().to_owned();
+            return Err(error.into_payload(&processor_id).unwrap_or_else(|reason| {
+                tracing::error!(processor = processor_id, reason, "an input processor failed; input is held back");
+                TripwirePayload { reason, retry: false, processor_id: processor_id.clone(), metadata: None }
+            }));
+        }
+    }
+    Ok(())
+}
+
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A hook that panics is logged and changes nothing (LOOP-181).
+fn guarded(name: &str, hook: impl FnOnce()) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(hook)).is_err() {
+        tracing::error!(hook = name, "a hook panicked");
+    }
+}
+
+/// The chunks that `onChunk` gets (LOOP §13).
+fn is_hooked(chunk: &Chunk) -> bool {
+    matches!(
+        chunk.payload(),
+        Some(
+            Payload::TextDelta { .. }
+                | Payload::ReasoningDelta { .. }
+                | Payload::Source(_)
+                | Payload::ToolCall(_)
+                | Payload::ToolCallInputStart { .. }
+                | Payload::ToolCallInputEnd { .. }
+                | Payload::ToolCallDelta { .. }
+                | Payload::ToolResult(_)
+                | Payload::Raw(_)
+        )
+    )
+}
+
+fn response_value(metadata: &ResponseMetadata) -> Value {
+    json!({
+        "id": metadata.id,
+        "timestamp": metadata.timestamp,
+        "modelId": metadata.model_id,
+        "modelMetadata": metadata.model_metadata,
+    })
+}
+
+/// How a direct stream ends that never got a run, or lost it.
+pub(crate) fn failed_direct(run_id: &RunId, error: &ErrorInfo) -> Vec<Chunk> {
+    let finish = StepFinishPayload {
+        message_id: MessageId::fresh(),
+        step_result: StepResult {
+            reason: FinishReason::Error,
+            raw_reason: None,
+            is_continued: false,
+            warnings: Vec::new(),
+            message_id: None,
+            stop_cause: None,
+        },
+        metadata: ResponseMetadata::default(),
+        output: StepOutput::default(),
+        messages: None,
+        response: None,
+        processor_retry_count: 0,
+        is_task_complete_check_failed: None,
+        consumed_signal_ids: Vec::new(),
+        unanswered_signal_ids: Vec::new(),
+        warnings: Vec::new(),
+    };
+    vec![
+        Chunk::agent(run_id, Payload::Error { error: error.clone() }),
+        Chunk::agent(run_id, Payload::Finish(Box::new(finish))),
+    ]
+}
+
+/// The run could not begin; what waits for it is tried again by SIG-255.
+async fn fail_to_start(
+    shared: &RunShared,
+    log: &StreamLog,
+    link: Option<ThreadLink>,
+    output: Option<oneshot::Sender<RunOutput>>,
+    error: &ErrorInfo,
+    retry: bool,
+) {
+    let run_id = shared.run_id.clone();
+    let mut direct = failed_direct(&run_id, error);
+    let last = direct.remove(0);
+    log.end_run(shared, Some(last), DirectEnd { replaces_last: false, chunks: direct });
+    if let Some(output) = output {
+        let _ = output.send(RunOutput::failed(run_id.clone(), error.clone()));
+    }
+    if let Some(link) = link {
+        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry }).await;
+    }
+}
+
+/// The snapshot in a run's record.
+pub(crate) fn read_snapshot(value: Value) -> Result<RunSnapshot, ErrorInfo> {
+    serde_json::from_value(value).map_err(|error| {
+        ErrorInfo::new("InvalidSnapshot", format!("the record of the run cannot be read ({error}); it is dropped"))
+    })
+}

@@ -1,0 +1,259 @@
+//! What a run resolves before it begins: options, model, tools, memory, history (LOOP-005, LOOP-006, MEM-080).
+
+use std::sync::Arc;
+
+use super::{
+    RunOptions, RunOutput, RunSnapshot, SeedKind, commit::storage_error, driver::read_snapshot,
+    request::DEFAULT_RETRIES, settings::DEFAULT_STEPS, structured::provider_schema, tools::ToolTable,
+};
+use crate::{
+    agent::{Agent, ModelEntry},
+    chunk::ErrorInfo,
+    error::Error,
+    id::{MessageId, RunId, ThreadKey},
+    json::Value,
+    memory::{MemoryOptions, generate_title, get_working_memory, update_working_memory_tool, working_memory_system},
+    message::{HISTORY_EXTRA, StoredMessage, complete_tool_calls, history_window, trailing_input},
+    model::{PromptMessage, ResponseFormat, UserPart},
+    runtime::{Inner, RunInput},
+    scorer::TaskCompletion,
+    storage::{NewThread, SharedStorage},
+    thread::ThreadLink,
+};
+
+/// All that a run has resolved.
+pub(super) struct Prepared {
+    pub(super) agent: Agent,
+    pub(super) options: RunOptions,
+    pub(super) models: Vec<ModelEntry>,
+    pub(super) tools: Arc<ToolTable>,
+    pub(super) memory: MemoryOptions,
+    pub(super) system: Vec<PromptMessage>,
+    pub(super) history: Vec<StoredMessage>,
+    /// Remembered messages whose calls the input has completed.
+    pub(super) completed: Vec<MessageId>,
+    pub(super) first_messages: Vec<StoredMessage>,
+    pub(super) completion: Option<TaskCompletion>,
+    pub(super) snapshot: Option<RunSnapshot>,
+    storage: SharedStorage,
+    thread: Option<ThreadKey>,
+}
+
+/// Resolves a run.
+///
+/// # Errors
+/// What a person should know of why it cannot begin.
+pub(super) async fn prepare(
+    inner: &Arc<Inner>,
+    agent: Agent,
+    options: &RunOptions,
+    kind: SeedKind,
+    link: Option<&ThreadLink>,
+    run_id: &RunId,
+) -> Result<Prepared, ErrorInfo> {
+    let storage = inner.storage.clone();
+    let mut options = options.over(agent.default_options());
+    let mut snapshot = None;
+    if matches!(kind, SeedKind::Recorded) {
+        let record = storage.get_run(run_id).await.map_err(|error| storage_error(&error))?;
+        let record = record.ok_or_else(|| ErrorInfo::new("RunGone", "the record of this run is gone"))?;
+        let found = read_snapshot(record.snapshot)?;
+        options = RunOptions::from_stored(&found.options).over(agent.default_options());
+        snapshot = Some(found);
+    }
+    let memory = match agent.memory() {
+        Some(memory) => memory.merged(options.memory_options.as_ref()).map_err(|error| refused(&error))?,
+        None => MemoryOptions { last_messages: crate::memory::LastMessages(None), ..MemoryOptions::default() },
+    };
+    let models = match &options.model {
+        Some(model) => vec![ModelEntry { model: model.clone(), max_retries: None }],
+        None => agent.models(&options.request_context),
+    };
+    if models.is_empty() {
+        let message = format!("agent {} has no model for this request", agent.id());
+        return Err(ErrorInfo::new("ModelConfigurationError", message));
+    }
+    let thread = link.map(|link| link.key.clone());
+    let mut history = match &thread {
+        Some(thread) if agent.memory().is_some() => load_history(&storage, thread, &memory, snapshot.as_ref()).await?,
+        _ => Vec::new(),
+    };
+    let mut completed = Vec::new();
+    let mut first_messages = Vec::new();
+    if let SeedKind::Direct(input) = kind {
+        (completed, first_messages) = take_input(*input, &mut history, inner, thread.as_ref());
+    }
+    let mut extra = Vec::new();
+    let mut system = system_messages(&agent, &options);
+    if let (Some(thread), Some(working)) = (&thread, memory.working_memory.as_ref().filter(|working| working.enabled)) {
+        let current = get_working_memory(&storage, thread, working.scope).await.map_err(|error| refused(&error))?;
+        if let Some(text) = working_memory_system(working, current.as_deref()) {
+            system.push(PromptMessage::System { content: text, provider_options: None });
+        }
+        if !working.read_only && !memory.read_only {
+            extra.push(update_working_memory_tool(storage.clone(), thread.clone(), working.clone()));
+        }
+    }
+    let tools = Arc::new(ToolTable::new(agent.tools(), extra, &options));
+    let completion = options.is_task_complete.clone().or_else(|| agent.inner().task_completion.clone());
+    Ok(Prepared {
+        agent,
+        options,
+        models,
+        tools,
+        memory,
+        system,
+        history,
+        completed,
+        first_messages,
+        completion: completion.filter(|completion| !completion.scorers.is_empty()),
+        snapshot,
+        storage,
+        thread,
+    })
+}
+
+fn refused(error: &Error) -> ErrorInfo {
+    ErrorInfo::new("InvalidOptions", error.to_string())
+}
+
+async fn load_history(
+    storage: &SharedStorage,
+    thread: &ThreadKey,
+    memory: &MemoryOptions,
+    snapshot: Option<&RunSnapshot>,
+) -> Result<Vec<StoredMessage>, ErrorInfo> {
+    let own = snapshot.map_or(0, |snapshot| u32::try_from(snapshot.own.len()).unwrap_or(u32::MAX));
+    let wanted = memory.last_messages.count().saturating_add(own);
+    if wanted == 0 {
+        return Ok(Vec::new());
+    }
+    let rows = storage.recent_messages(thread, wanted.saturating_add(HISTORY_EXTRA)).await;
+    let rows = rows.map_err(|error| storage_error(&error))?;
+    Ok(history_window(&rows, wanted as usize).to_vec())
+}
+
+/// A plain run's input against what is stored: results complete calls, resent messages are left out (MEM-060).
+fn take_input(
+    mut input: RunInput,
+    history: &mut [StoredMessage],
+    inner: &Arc<Inner>,
+    thread: Option<&ThreadKey>,
+) -> (Vec<MessageId>, Vec<StoredMessage>) {
+    let newest = history.iter().map(|message| message.created_at).max();
+    let after = newest.map_or_else(|| inner.clock.now(), |newest| inner.clock.now().max(newest));
+    input.fill(MessageId::fresh, after);
+    let mut completed = complete_tool_calls(history, &input.tool_results);
+    let mut messages = trailing_input(history, input.messages);
+    completed.extend(complete_tool_calls(&mut messages, &input.tool_results));
+    if let Some(thread) = thread {
+        messages = messages.into_iter().map(|message| message.on(thread)).collect();
+    }
+    (completed, messages)
+}
+
+fn system_messages(agent: &Agent, options: &RunOptions) -> Vec<PromptMessage> {
+    let instructions: Vec<String> = match &options.instructions {
+        Some(texts) => texts.list().to_vec(),
+        None => agent.instructions(&options.request_context).into_iter().collect(),
+    };
+    let added = options.system.iter().flat_map(|texts| texts.list().iter().cloned());
+    let all = instructions.into_iter().chain(added).filter(|text| !text.is_empty());
+    all.map(|content| PromptMessage::System { content, provider_options: None }).collect()
+}
+
+impl Prepared {
+    /// The most steps: 0 counts as not given (LOOP-020).
+    pub(super) fn max_steps(&self) -> u32 {
+        match self.options.max_steps {
+            Some(steps) if steps > 0 => steps,
+            // With other stop conditions they alone decide.
+            _ if !self.options.stop_when.is_empty() => u32::MAX,
+            _ => DEFAULT_STEPS,
+        }
+    }
+
+    /// Tries after the first, for models that do not say (LOOP-046).
+    pub(super) fn retries(&self) -> u32 {
+        let call = self.options.model_settings.as_ref().and_then(|settings| settings.max_retries);
+        call.or(self.agent.inner().max_retries).unwrap_or(DEFAULT_RETRIES)
+    }
+
+    /// The thread to make, if it is missing (MEM-012, SIG-362).
+    pub(super) fn new_thread(&self, key: Option<&ThreadKey>) -> Option<NewThread> {
+        let key = key?;
+        let seed = self.options.thread_seed.clone().unwrap_or_default();
+        Some(NewThread {
+            id: Some(key.thread_id.to_string()),
+            resource_id: key.resource_id.as_deref().unwrap_or_default().to_owned(),
+            title: seed.title,
+            metadata: seed.metadata,
+        })
+    }
+
+    /// Headers of a request: the thread, then the settings' (LOOP-043).
+    pub(super) fn headers(&self, key: Option<&ThreadKey>) -> Vec<(String, String)> {
+        let mut headers = Vec::new();
+        if let Some(key) = key {
+            headers.push(("x-thread-id".to_owned(), key.thread_id.to_string()));
+            if let Some(resource) = &key.resource_id {
+                headers.push(("x-resource-id".to_owned(), resource.to_string()));
+            }
+        }
+        headers
+    }
+
+    fn injects_schema(&self) -> Option<&Value> {
+        let injection = self.options.structured_output.as_ref()?.json_prompt_injection.as_ref()?;
+        let off = injection == &Value::Bool(false) || injection == "auto";
+        (!off).then_some(injection)
+    }
+
+    /// The schema as the provider's own response format (LOOP-151).
+    pub(super) fn response_format(&self) -> Option<ResponseFormat> {
+        let structured = self.options.structured_output.as_ref()?;
+        if self.injects_schema().is_some() {
+            return None;
+        }
+        Some(ResponseFormat { schema: provider_schema(&structured.schema), name: "answer".to_owned() })
+    }
+
+    /// The schema in the prompt instead.
+    pub(super) fn inject_schema(&self, prompt: &mut Vec<PromptMessage>) {
+        let Some(structured) = self.options.structured_output.as_ref() else { return };
+        let mut text = structured.instructions.clone().unwrap_or_default();
+        if let Some(injection) = self.injects_schema() {
+            let schema = provider_schema(&structured.schema);
+            let told =
+                format!("Answer with one JSON value that fits this JSON Schema, and with nothing else:\n{schema}");
+            text = if text.is_empty() { told } else { format!("{text}\n{told}") };
+            if injection == "inline"
+                && let Some(PromptMessage::User { content, .. }) =
+                    prompt.iter_mut().rfind(|message| matches!(message, PromptMessage::User { .. }))
+            {
+                content.push(UserPart::Text { text, provider_options: None });
+                return;
+            }
+        }
+        if !text.is_empty() {
+            let at = prompt.iter().take_while(|message| matches!(message, PromptMessage::System { .. })).count();
+            prompt.insert(at, PromptMessage::System { content: text, provider_options: None });
+        }
+    }
+
+    /// Makes the thread's title after the first exchange; never delays or fails the run (MEM-030).
+    pub(super) fn title_task(&self, output: &RunOutput) -> Option<impl Future<Output = ()> + Send + 'static> {
+        let options = self.memory.generate_title.clone()?;
+        let thread = self.thread.clone()?;
+        if self.memory.read_only {
+            return None;
+        }
+        let model = self.models.first()?.model.clone();
+        let storage = self.storage.clone();
+        let mut messages = self.history.clone();
+        messages.extend(output.messages.clone());
+        Some(async move {
+            generate_title(&model, &messages, &options, &storage, &thread).await;
+        })
+    }
+}
