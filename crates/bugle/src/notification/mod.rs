@@ -106,7 +106,7 @@ impl Courier for AgentHandle {
     }
 
     async fn is_active(&self, thread: &ThreadKey) -> bool {
-        self.active_run_id(thread).await.is_some()
+        self.active_run_id(thread).is_some()
     }
 
     async fn send(&self, agent_id: &str, target: Target, signal: SignalInput) -> Result<Outcome, Error> {
