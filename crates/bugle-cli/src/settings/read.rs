@@ -299,8 +299,19 @@ pub(super) fn environment(settings: &mut Settings, problems: &mut Vec<Problem>, 
         let near = nearest(name, candidates).map(|near| format!("; did you mean {near}?")).unwrap_or_default();
         settings.warnings.push(format!("{name} is no setting{near}"));
     }
+    if let Some(text) = env.get("MASTRA_AGENT_THREAD_LEASE_TTL_MS")
+        && settings.values.get("lease.ttl").is_none_or(|it| it.origin == Origin::Default)
+        && let Some(key) = table::find("lease.ttl")
+    {
+        let name = "MASTRA_AGENT_THREAD_LEASE_TTL_MS";
+        match key.kind.parse_text(text) {
+            Ok(value) => {
+                settings.values.insert(key.path, Setting { value, origin: Origin::Variable(name.into()) });
+            }
+            Err(message) => problems.push(Problem { place: name.into(), message }),
+        }
+    }
     for (theirs, own) in [
-        ("MASTRA_AGENT_THREAD_LEASE_TTL_MS", "lease.ttl"),
         ("MASTRA_AGENT_THREAD_LEASE_RENEW_INTERVAL_MS", "lease.renew-interval"),
         ("MASTRA_SUSPENDED_RUN_TTL_MS", "runs.suspended-ttl"),
         ("MASTRA_RESOURCE_ID", "cross-agent.resource-id"),

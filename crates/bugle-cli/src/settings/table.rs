@@ -80,7 +80,7 @@ pub(crate) const TABLE: &[Key] = &[
     later("pubsub.max-delivery-attempts", COUNT),
     later("pubsub.in-flight-timeout", TIME),
     later("pubsub.compat", Kind::Choice(&["mastra-1.71"])),
-    only("lease.ttl", TIME, &["15s"]),
+    key("lease.ttl", Kind::Duration { min_ms: 100, max_ms: DAY }, Some("15s")),
     later("lease.renew-interval", TIME),
     only("lease.failure", Kind::Choice(&["closed", "open"]), &["closed"]),
     only("inbox.max-entries", COUNT, &["1000"]),

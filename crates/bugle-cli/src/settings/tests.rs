@@ -94,6 +94,8 @@ fn what_this_version_lacks_is_refused_and_never_ignored() {
         let problems = load(toml, &[]).unwrap_err();
         assert!(problems.len() == 1 && problems[0].ends_with(said), "{toml}: {problems:?}");
     }
+    let theirs = [("MASTRA_AGENT_THREAD_LEASE_TTL_MS", "5000")];
+    assert_eq!(load("", &theirs).unwrap().duration("lease.ttl"), Some(Duration::from_secs(5)));
     assert!(load("[lease]\nttl = \"15s\"\n[cross-agent]\nenabled = false\n", &[]).is_ok());
 }
 
