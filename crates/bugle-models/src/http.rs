@@ -228,7 +228,7 @@ mod tests {
             let pairs = pairs.iter().map(|(name, value)| {
                 (reqwest::header::HeaderName::from_static(name), reqwest::header::HeaderValue::from_static(value))
             });
-            retry_after(&HeaderMap::from_iter(pairs), now)
+            retry_after(&pairs.collect::<HeaderMap>(), now)
         };
         assert_eq!(read(&[]), None);
         assert_eq!(read(&[("retry-after", "7")]), Some(Duration::from_secs(7)));

@@ -81,11 +81,9 @@ impl Call {
         })
     }
 
-    /// The thread of a body or query whose shape requires `threadId`, if the caller may write to it.
-    pub(crate) async fn writable_thread(&self, fields: &Object) -> Result<ThreadKey, Failure> {
-        let thread = self.thread(fields).ok_or_else(|| Failure::field("threadId", "threadId is required"))?;
-        self.check_writable(&thread).await?;
-        Ok(thread)
+    /// The thread of a body or query whose shape requires `threadId`, for operations that check its owner themselves.
+    pub(crate) fn named_thread(&self, fields: &Object) -> Result<ThreadKey, Failure> {
+        self.thread(fields).ok_or_else(|| Failure::field("threadId", "threadId is required"))
     }
 
     /// The thread of a query, if the caller may read it: another resource's is as good as none (ruling 20).

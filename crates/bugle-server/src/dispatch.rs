@@ -22,6 +22,9 @@ use crate::{
 const DRAIN_LEN_MAX: usize = 64 * 1024 * 1024;
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(10);
 
+/// How long a body may pause.
+const PIECE_TIME_MAX: Duration = Duration::from_mins(1);
+
 /// Answers one request to `route`.
 pub(crate) async fn dispatch(
     app: Arc<App>,
@@ -93,7 +96,8 @@ async fn collect(body: Body, limit: usize) -> Result<Bytes, Failure> {
     let mut all = Vec::with_capacity(usize::try_from(announced).unwrap_or(usize::MAX).min(limit));
     let mut too_long = announced > limit as u64;
     while !too_long {
-        match stream.next().await {
+        let piece = tokio::time::timeout(PIECE_TIME_MAX, stream.next()).await;
+        match piece.map_err(|_| Failure::bad_request("the rest of the body did not come"))? {
             Some(Ok(piece)) if all.len() + piece.len() > limit => too_long = true,
             Some(Ok(piece)) => all.extend_from_slice(&piece),
             Some(Err(_)) => return Err(Failure::bad_request("the request ended before its body was complete")),

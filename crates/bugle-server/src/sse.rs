@@ -19,7 +19,7 @@ use bugle::{
     thread::Subscription,
 };
 use bytes::{Bytes, BytesMut};
-use futures::{FutureExt, Stream, stream};
+use futures::{Stream, stream};
 
 /// The most bytes of one batch.
 const BATCH_LEN_MAX: usize = 64 * 1024;
@@ -231,8 +231,8 @@ impl Source for RunFrames {
         if self.ended {
             return None;
         }
-        let chunk = self.run.next().now_or_never()?;
-        self.frame(chunk)
+        let chunk = self.run.try_next()?;
+        self.frame(Some(chunk))
     }
 
     fn farewell(&self) -> Option<Bytes> {

@@ -80,7 +80,7 @@ pub enum Error {
     Storage(#[from] StorageError),
     /// The run failed: what `generate` gives instead of an answer (LOOP-003).
     #[error("{}", .0.message)]
-    Run(ErrorInfo),
+    Run(Box<ErrorInfo>),
     /// A broken invariant.
     #[error("internal error: {0}; please report it")]
     Internal(&'static str),

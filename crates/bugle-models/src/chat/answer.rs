@@ -1,6 +1,6 @@
 //! One answer being read: events of the protocol in, events of the seam out.
 
-use std::collections::VecDeque;
+use std::{borrow::Cow, collections::VecDeque};
 
 use bugle::{
     chunk::{FinishReason, Usage},
@@ -8,10 +8,12 @@ use bugle::{
     model::{ModelError, ModelErrorKind, ModelEvent},
     time::Timestamp,
 };
-use serde_json::{Value, json, value::RawValue};
+use serde_json::{Value, json};
 
 use super::{
     calls::Calls,
+    details,
+    strict::StrictTools,
     wire::{Chunk, Content, Delta, Part},
 };
 use crate::{http, secret::Scrubber};
@@ -27,6 +29,8 @@ pub(super) struct Answer {
     described: bool,
     text: Block,
     reasoning: Block,
+    /// What must be sent back with the open reasoning.
+    details: Vec<Value>,
     calls: Calls,
     called: bool,
     /// As the provider said it.
@@ -44,7 +48,7 @@ struct Block {
 }
 
 impl Answer {
-    pub(super) fn new(provider: String, include_raw: bool, warnings: Vec<Value>) -> Self {
+    pub(super) fn new(provider: String, include_raw: bool, warnings: Vec<Value>, strict: StrictTools) -> Self {
         let mut ready = VecDeque::new();
         if !warnings.is_empty() {
             ready.push_back(ModelEvent::Warnings(warnings));
@@ -56,7 +60,8 @@ impl Answer {
             described: false,
             text: Block::default(),
             reasoning: Block::default(),
-            calls: Calls::default(),
+            details: Vec::new(),
+            calls: Calls::new(strict),
             called: false,
             reason: None,
             usage: Usage::default(),
@@ -75,7 +80,8 @@ impl Answer {
 
     /// Takes the JSON of one event of a stream, or of a plain answer.
     pub(super) fn take(&mut self, data: &[u8], is_error: bool, scrub: &Scrubber) -> Result<(), ModelError> {
-        let text = String::from_utf8_lossy(data);
+        // The strict check is several times faster than the lossy one.
+        let text = std::str::from_utf8(data).map_or_else(|_| String::from_utf8_lossy(data), Cow::Borrowed);
         match serde_json::from_str::<Chunk<'_>>(&text) {
             Ok(chunk) => self.chunk(&text, &chunk, is_error, scrub),
             Err(error) => {
@@ -93,15 +99,13 @@ impl Answer {
         if self.include_raw {
             self.ready.push_back(ModelEvent::Raw(serde_json::from_str(text).unwrap_or_default()));
         }
-        let null = |raw: &&RawValue| raw.get() == "null";
-        let error = is_error || chunk.error.filter(|raw| !null(raw)).is_some() || chunk.object.0 == "error";
-        if error {
+        if is_error || chunk.error.is_some_and(|raw| raw.get() != "null") || chunk.object.0 == "error" {
             let error = serde_json::from_str(text).unwrap_or_default();
             return Err(http::in_band_error(&error, &self.provider, scrub));
         }
-        let usage = chunk.usage.filter(|raw| !null(raw));
-        self.understood |= chunk.choices.is_some() || usage.is_some();
-        if !self.described && !(chunk.id.is_empty() && chunk.model.is_empty()) {
+        let usage = chunk.usage.filter(|raw| raw.get() != "null");
+        self.understood |= chunk.choices.present || usage.is_some();
+        if !self.described && (chunk.id.get().is_some() || chunk.model.get().is_some()) {
             self.described = true;
             self.ready.push_back(ModelEvent::Metadata {
                 id: chunk.id.get().map(str::to_owned),
@@ -112,20 +116,14 @@ impl Answer {
         if let Some(usage) = usage {
             self.usage = usage_of(serde_json::from_str(usage.get()).unwrap_or_default());
         }
-        // Bugle asks for one choice; a server that sends more says the same thing several ways.
-        let choices = chunk.choices.iter().flatten().filter(|choice| choice.index.unwrap_or(0) == 0);
-        for choice in choices {
-            // What follows the reason is no content.
-            if self.reason.is_some() {
-                continue;
-            }
-            if let Some(delta) = choice.delta.as_ref().or(choice.message.as_ref()) {
-                self.delta(delta).map_err(|error| self.nonsense(text, &error, scrub))?;
-            }
-            if let Some(reason) = choice.finish_reason.get() {
-                self.reason = Some(reason.to_owned());
-                self.complete()?;
-            }
+        // What follows the reason is no content.
+        let Some(choice) = chunk.choices.first.as_ref().filter(|_| self.reason.is_none()) else { return Ok(()) };
+        if let Some(delta) = choice.delta.as_ref().or(choice.message.as_deref()) {
+            self.delta(delta).map_err(|error| self.nonsense(text, &error, scrub))?;
+        }
+        if let Some(reason) = choice.finish_reason.get() {
+            self.reason = Some(reason.to_owned());
+            self.complete()?;
         }
         Ok(())
     }
@@ -134,6 +132,10 @@ impl Answer {
         // A server that sends both sends the same twice.
         let reasoning = delta.reasoning_content.get().or(delta.reasoning.get());
         self.reasoning(reasoning.unwrap_or_default());
+        for detail in delta.reasoning_details.iter().flatten() {
+            self.open_reasoning();
+            details::add(&mut self.details, detail);
+        }
         match &delta.content {
             Content::None => {}
             Content::Text(text) => self.text(text),
@@ -171,19 +173,24 @@ impl Answer {
         if text.is_empty() {
             return;
         }
+        self.open_reasoning();
+        self.ready.push_back(ModelEvent::ReasoningDelta { id: self.reasoning.id("reasoning"), text: text.to_owned() });
+    }
+
+    fn open_reasoning(&mut self) {
         if !self.reasoning.open {
             self.close_blocks();
             self.reasoning.open = true;
             let id = self.reasoning.id("reasoning");
             self.ready.push_back(ModelEvent::ReasoningStart { id, provider_metadata: None });
         }
-        self.ready.push_back(ModelEvent::ReasoningDelta { id: self.reasoning.id("reasoning"), text: text.to_owned() });
     }
 
     fn close_blocks(&mut self) {
         if self.reasoning.open {
             let id = self.reasoning.close("reasoning");
-            self.ready.push_back(ModelEvent::ReasoningEnd { id, provider_metadata: None });
+            let provider_metadata = details::metadata(&self.provider, std::mem::take(&mut self.details));
+            self.ready.push_back(ModelEvent::ReasoningEnd { id, provider_metadata });
         }
         if self.text.open {
             let id = self.text.close("txt");

@@ -5,12 +5,12 @@ use std::collections::VecDeque;
 use bugle::model::ModelEvent;
 use uuid::Uuid;
 
-use super::wire::CallDelta;
+use super::{strict::StrictTools, wire::CallDelta};
 
 /// The calls of one answer, in the order in which they began.
-#[derive(Default)]
 pub(super) struct Calls {
     calls: Vec<Call>,
+    strict: StrictTools,
 }
 
 struct Call {
@@ -26,6 +26,10 @@ struct Call {
 }
 
 impl Calls {
+    pub(super) fn new(strict: StrictTools) -> Self {
+        Self { calls: Vec::new(), strict }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }
@@ -96,7 +100,8 @@ impl Calls {
                 return Err(());
             }
             ready.push_back(ModelEvent::ToolInputEnd { id: call.id.clone() });
-            let Call { id, name, arguments: input, .. } = call;
+            let Call { id, name, arguments, .. } = call;
+            let input = self.strict.read_back(&name, arguments);
             let call = ModelEvent::ToolCall { id, name, input, provider_executed: false, provider_metadata: None };
             ready.push_back(call);
         }

@@ -2,16 +2,23 @@
 
 mod answer;
 mod calls;
+mod details;
 mod request;
 mod stream;
+mod strict;
 mod wire;
+
+use std::fmt;
 
 use async_trait::async_trait;
 use bugle::{
     json::Object,
     model::{LanguageModel, ModelError, ModelErrorKind, ModelRequest, ModelResponse},
 };
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{
+    Url,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue},
+};
 
 use crate::{
     http,
@@ -33,7 +40,7 @@ pub enum MaxTokensField {
 ///
 /// Streams always ask for usage and do without it where the server ignores that (LOOP-225). Without a key no
 /// `Authorization` header is sent (LOOP-224).
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct ChatModel {
     provider: String,
     model: String,
@@ -42,6 +49,21 @@ pub struct ChatModel {
     key_variable: Option<String>,
     headers: Vec<(String, String)>,
     quirks: Quirks,
+}
+
+impl fmt::Debug for ChatModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Headers may hold keys: their names only.
+        let headers: Vec<_> = self.headers.iter().map(|(name, _)| name).collect();
+        f.debug_struct("ChatModel")
+            .field("provider", &self.provider)
+            .field("model", &self.model)
+            .field("base_url", &self.base_url())
+            .field("key", &self.key)
+            .field("headers", &headers)
+            .field("quirks", &self.quirks)
+            .finish_non_exhaustive()
+    }
 }
 
 /// In what a provider differs from the others.
@@ -90,6 +112,9 @@ impl ChatModel {
         let mut scrub = Scrubber::default();
         if let Some(key) = &self.key {
             scrub.hide(key.expose());
+        }
+        if let Some(password) = Url::parse(&self.base_url).ok().as_ref().and_then(Url::password) {
+            scrub.hide(password);
         }
         let settings = request.settings.headers.iter().flatten();
         let settings = settings.filter_map(|(name, value)| Some((name.as_str(), value.as_str()?)));
@@ -212,7 +237,7 @@ impl LanguageModel for ChatModel {
         let client = http::client()?;
         let scrub = self.scrubber(&request);
         let headers = self.headers(&request)?;
-        let (body, warnings) = request::body(self, &request)?;
+        let (body, warnings, strict) = request::body(self, &request)?;
         let (streaming, include_raw) = (request.streaming, request.include_raw);
         drop(request);
         let url = format!("{}/chat/completions", self.base_url);
@@ -222,7 +247,7 @@ impl LanguageModel for ChatModel {
             let variable = self.key_variable.as_deref();
             return Err(http::status_error(response, &self.provider, variable, &scrub).await);
         }
-        let answer = answer::Answer::new(self.provider.clone(), include_raw, warnings);
+        let answer = answer::Answer::new(self.provider.clone(), include_raw, warnings, strict);
         let json = response.headers().get(CONTENT_TYPE).is_some_and(|kind| {
             kind.to_str().is_ok_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("application/json"))
         });

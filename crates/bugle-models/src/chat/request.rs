@@ -11,7 +11,7 @@ use bugle::{
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{ChatModel, MaxTokensField};
+use super::{ChatModel, MaxTokensField, details, strict::StrictTools};
 
 /// What settings and options may not replace.
 const OWN_FIELDS: [&str; 6] = ["model", "messages", "tools", "tool_choice", "stream", "stream_options"];
@@ -53,6 +53,8 @@ enum Message<'a> {
         content: Option<Cow<'a, str>>,
         #[serde(skip_serializing_if = "Option::is_none")]
         reasoning_content: Option<Cow<'a, str>>,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        reasoning_details: Vec<Value>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
         tool_calls: Vec<Call<'a>>,
         #[serde(flatten)]
@@ -136,11 +138,15 @@ struct Function<'a> {
     strict: Option<bool>,
 }
 
-/// The body of `request`, and what of it the provider does not take.
-pub(super) fn body(model: &ChatModel, request: &ModelRequest) -> Result<(Vec<u8>, Vec<Value>), ModelError> {
-    let mut warnings = Vec::new();
+/// The body of a request, what of it the provider does not take, and its strict tools.
+type Ready = (Vec<u8>, Vec<Value>, StrictTools);
+
+/// Writes the body of `request`.
+pub(super) fn body(model: &ChatModel, request: &ModelRequest) -> Result<Ready, ModelError> {
+    let (mut warnings, mut strict) = (Vec::new(), StrictTools::default());
     let none = request.tool_choice == ToolChoice::None;
-    let tools: Vec<Tool<'_>> = if none { Vec::new() } else { request.tools.iter().map(tool).collect() };
+    let tools: Vec<Tool<'_>> =
+        if none { Vec::new() } else { request.tools.iter().map(|definition| tool(definition, &mut strict)).collect() };
     let body = Body {
         model: &model.model,
         settings: settings(model, request, &mut warnings),
@@ -153,7 +159,7 @@ pub(super) fn body(model: &ChatModel, request: &ModelRequest) -> Result<(Vec<u8>
     let body = serde_json::to_vec(&body).map_err(|error| {
         ModelError::new(ModelErrorKind::Protocol, format!("the request cannot be written as JSON: {error}"))
     })?;
-    Ok((body, warnings))
+    Ok((body, warnings, strict))
 }
 
 fn settings(model: &ChatModel, request: &ModelRequest, warnings: &mut Vec<Value>) -> Object {
@@ -247,7 +253,7 @@ fn messages<'a>(model: &ChatModel, prompt: &'a [PromptMessage]) -> Vec<Message<'
                 messages.extend(content.iter().map(|result| Message::Tool {
                     tool_call_id: &result.tool_call_id,
                     content: result.output.to_text(),
-                }))
+                }));
             }
         }
     }
@@ -316,10 +322,14 @@ fn assistant<'a>(model: &ChatModel, parts: &'a [AssistantPart], options: Option<
             AssistantPart::File { .. } => {}
         }
     }
-    let replayed = model.quirks.replay_reasoning && !tool_calls.is_empty() && !reasoning.is_empty();
+    // Details hold the text as well. They go back with every message: a signature must not be parted from its turn.
+    let replay = model.quirks.replay_reasoning;
+    let reasoning_details = if replay { details::replayed(&model.provider, parts) } else { Vec::new() };
+    let replayed = replay && reasoning_details.is_empty() && !tool_calls.is_empty() && !reasoning.is_empty();
     Message::Assistant {
         content: (tool_calls.is_empty() || !text.is_empty()).then_some(text),
         reasoning_content: replayed.then_some(reasoning),
+        reasoning_details,
         tool_calls,
         options,
     }
@@ -333,15 +343,15 @@ fn join<'a>(whole: &mut Cow<'a, str>, more: &'a str) {
     }
 }
 
-fn tool(definition: &ToolDefinition) -> Tool<'_> {
-    let strict = definition.strict && is_strict(&definition.parameters);
+fn tool<'a>(definition: &'a ToolDefinition, strict: &mut StrictTools) -> Tool<'a> {
+    let schema = strict.schema(definition);
     Tool {
         kind: "function",
         function: Function {
             name: &definition.name,
             description: definition.description.as_deref(),
-            parameters: Cow::Borrowed(&definition.parameters),
-            strict: strict.then_some(true),
+            strict: schema.is_some().then_some(true),
+            parameters: schema.map_or(Cow::Borrowed(&definition.parameters), Cow::Owned),
         },
     }
 }

@@ -1,10 +1,10 @@
 //! What the Chat protocol sends, read without copying and with patience for what servers vary.
 
-use std::{borrow::Cow, fmt};
+use std::{borrow::Cow, fmt, marker::PhantomData};
 
 use bugle::json::without_lone_surrogates;
 use serde::{Deserialize, Deserializer, de};
-use serde_json::value::RawValue;
+use serde_json::{Value, value::RawValue};
 
 /// An event of a stream, or the plain answer: both have the same frame.
 #[derive(Deserialize)]
@@ -16,13 +16,21 @@ pub(super) struct Chunk<'a> {
     #[serde(borrow, default)]
     pub(super) created: Option<&'a RawValue>,
     #[serde(borrow, default)]
-    pub(super) choices: Option<Vec<Choice<'a>>>,
+    pub(super) choices: Choices<'a>,
     #[serde(borrow, default)]
     pub(super) usage: Option<&'a RawValue>,
     #[serde(borrow, default)]
     pub(super) error: Option<&'a RawValue>,
     #[serde(borrow, default)]
     pub(super) object: Text<'a>,
+}
+
+/// The first choice. Bugle asks for one; a server that sends more says the same thing several ways.
+#[derive(Default)]
+pub(super) struct Choices<'a> {
+    pub(super) first: Option<Choice<'a>>,
+    /// There is a list, though it may be empty.
+    pub(super) present: bool,
 }
 
 #[derive(Deserialize)]
@@ -32,7 +40,7 @@ pub(super) struct Choice<'a> {
     #[serde(borrow, default)]
     pub(super) delta: Option<Delta<'a>>,
     #[serde(borrow, default)]
-    pub(super) message: Option<Delta<'a>>,
+    pub(super) message: Option<Box<Delta<'a>>>,
     #[serde(borrow, default)]
     pub(super) finish_reason: Text<'a>,
 }
@@ -45,6 +53,9 @@ pub(super) struct Delta<'a> {
     pub(super) reasoning_content: Text<'a>,
     #[serde(borrow, default)]
     pub(super) reasoning: Text<'a>,
+    /// OpenRouter's form of reasoning, with what must be sent back.
+    #[serde(default)]
+    pub(super) reasoning_details: Option<Vec<Value>>,
     #[serde(borrow, default)]
     pub(super) refusal: Text<'a>,
     #[serde(borrow, default)]
@@ -89,10 +100,6 @@ impl FunctionDelta<'_> {
 pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
 impl Text<'_> {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// The text, if there is any.
     pub(super) fn get(&self) -> Option<&str> {
         (!self.0.is_empty()).then_some(&*self.0)
@@ -177,5 +184,30 @@ impl<'de: 'a, 'a> Deserialize<'de> for Content<'a> {
             }
         }
         deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Choices<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor<'a>(PhantomData<&'a ()>);
+        impl<'de: 'a, 'a> de::Visitor<'de> for Visitor<'a> {
+            type Value = Choices<'a>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of choices or null")
+            }
+            fn visit_unit<E>(self) -> Result<Self::Value, E> {
+                Ok(Choices::default())
+            }
+            fn visit_seq<A: de::SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let mut choices = Choices { first: None, present: true };
+                while let Some(choice) = seq.next_element::<Choice<'a>>()? {
+                    if choices.first.is_none() && choice.index.unwrap_or(0) == 0 {
+                        choices.first = Some(choice);
+                    }
+                }
+                Ok(choices)
+            }
+        }
+        deserializer.deserialize_any(Visitor(PhantomData))
     }
 }

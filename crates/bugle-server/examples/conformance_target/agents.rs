@@ -34,8 +34,7 @@ pub(crate) fn all(model_url: &str) -> Result<Vec<Agent>, Error> {
         builder.memory(remembers()).agent("researcher", researcher.clone()).agent("writer", writer.clone()).build()
     };
     let mut tooled = agent("tooled", "Tooled", "You have tools.").memory(remembers());
-    for tool in
-        [tools::get_weather(), tools::slow_tool(), tools::fail_tool(), tools::delete_file(), tools::ask_user()]
+    for tool in [tools::get_weather(), tools::slow_tool(), tools::fail_tool(), tools::delete_file(), tools::ask_user()]
     {
         tooled = tooled.tool(tool);
     }
@@ -61,7 +60,10 @@ pub(crate) fn all(model_url: &str) -> Result<Vec<Agent>, Error> {
         agent("echo", "Echo", "You answer.").memory(remembers()).build()?,
         agent("supervisor", "Supervisor", "You delegate.")
             .memory(remembers())
-            .agent("researcher", agent("load-researcher", "Researcher", "You research.").description("Gathers facts.").build()?)
+            .agent(
+                "researcher",
+                agent("load-researcher", "Researcher", "You research.").description("Gathers facts.").build()?,
+            )
             .build()?,
     ])
 }
@@ -71,11 +73,11 @@ struct HasDone;
 
 #[async_trait]
 impl Scorer for HasDone {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "has-done"
     }
 
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "Has DONE"
     }
 
@@ -89,7 +91,7 @@ struct NoForbidden;
 
 #[async_trait]
 impl InputProcessor for NoForbidden {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "no-forbidden"
     }
 

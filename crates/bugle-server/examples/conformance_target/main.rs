@@ -51,23 +51,20 @@ async fn run() -> Result<(), Failure> {
         Some(text) => text.parse::<u16>().map_err(|_| (2, format!("PORT={text} is no port; give 0 to 65535")))?,
         None => 4111,
     };
-    let model_url = variable("MODEL_URL")
-        .ok_or_else(|| (2, "MODEL_URL is missing; give the base of a chat model, such as http://127.0.0.1:4100/v1".into()))?;
+    let model_url = variable("MODEL_URL").ok_or_else(|| {
+        (2, "MODEL_URL is missing; give the base of a chat model, such as http://127.0.0.1:4100/v1".into())
+    })?;
     match variable("BUGLE_PUBSUB").as_deref() {
         None | Some("memory:") => {}
         Some(other) => return Err((2, format!("BUGLE_PUBSUB={other} is not supported here; only memory: is"))),
     }
     // Removed at the end; the store keeps files beside the one it is told.
-    let (storage_url, _directory) = match variable("BUGLE_STORAGE") {
-        Some(url) => (url, None),
-        None => {
-            let directory = TemporaryDirectory::new().map_err(|error| (1, format!("no temporary directory: {error}")))?;
-            (format!("file:{}", directory.0.join("conformance.db").display()), Some(directory))
-        }
-    };
-    let listener = TcpListener::bind((host.as_str(), port))
-        .await
-        .map_err(|error| (1, format!("cannot listen on {host}:{port}: {error}; stop what does, or give another PORT")))?;
+    let directory = TemporaryDirectory::new().map_err(|error| (1, format!("no temporary directory: {error}")))?;
+    let fresh = || format!("file:{}", directory.0.join("conformance.db").display());
+    let storage_url = variable("BUGLE_STORAGE").unwrap_or_else(fresh);
+    let listener = TcpListener::bind((host.as_str(), port)).await.map_err(|error| {
+        (1, format!("cannot listen on {host}:{port}: {error}; stop what does, or give another PORT"))
+    })?;
     let bugle = runtime(&model_url, &storage_url).await.map_err(|error| (1, error.to_string()))?;
 
     let stop = CancellationToken::new();
@@ -78,7 +75,7 @@ async fn run() -> Result<(), Failure> {
 }
 
 async fn runtime(model_url: &str, storage_url: &str) -> Result<Bugle, bugle::Error> {
-    let mut builder = Bugle::builder().storage(bugle_storage::open(storage_url)?);
+    let mut builder = Bugle::builder().shared_storage(bugle_storage::open(storage_url)?);
     for agent in agents::all(model_url)? {
         builder = builder.agent(agent);
     }

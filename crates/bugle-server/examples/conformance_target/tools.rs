@@ -5,6 +5,7 @@ use std::time::Duration;
 use bugle::{
     ThreadKey, Tool,
     json::{Value, json},
+    notification::{self, NewNotification},
     tool::{Approval, ToolContext, ToolError},
 };
 
@@ -19,15 +20,13 @@ fn text_of(input: &Value, name: &str) -> String {
 
 pub(crate) fn get_weather() -> Tool {
     let text = || json!({"type": "string"});
-    Tool::json("get-weather", |input, _| async move {
-        Ok(json!({"city": input["city"], "tempC": 21, "sky": "clear"}))
-    })
-    .described("Current weather for a city.")
-    .with_input_schema(object(json!({"city": text()}), &["city"]))
-    .with_output_schema(object(
-        json!({"city": text(), "tempC": {"type": "number"}, "sky": text()}),
-        &["city", "tempC", "sky"],
-    ))
+    Tool::json("get-weather", |input, _| async move { Ok(json!({"city": input["city"], "tempC": 21, "sky": "clear"})) })
+        .described("Current weather for a city.")
+        .with_input_schema(object(json!({"city": text()}), &["city"]))
+        .with_output_schema(object(
+            json!({"city": text(), "tempC": {"type": "number"}, "sky": text()}),
+            &["city", "tempC", "sky"],
+        ))
 }
 
 pub(crate) fn slow_tool() -> Tool {
@@ -72,8 +71,12 @@ pub(crate) fn notify() -> Tool {
     Tool::json("notify", |input: Value, context: ToolContext| async move {
         let bugle = context.runtime.ok_or("notify needs the runtime")?;
         let thread = ThreadKey::new(text_of(&input, "resourceId"), text_of(&input, "threadId"));
-        let _ = (&bugle, &thread);
-        Err(ToolError::failed("pending"))
+        let mut event = NewNotification::new(thread, "conformance", "test", text_of(&input, "summary"));
+        event.priority = Some(input["priority"].as_str().unwrap_or("medium").to_owned());
+        let failed = |error: bugle::Error| ToolError::failed(error.to_string());
+        let inbox = bugle.agent("inbox").map_err(failed)?;
+        let record = notification::ingest(&inbox, event).await.map_err(failed)?;
+        Ok(json!({"record": record}))
     })
     .described("Puts a notification into an inbox.")
     .with_input_schema(object(

@@ -283,7 +283,7 @@ async fn transfer_thread(call: Call) -> Answer {
     }
     let thread = call.thread_to_write(None).await?;
     let key = key(&thread);
-    if let Some(run) = agent.active_run_id(&key).await {
+    if let Some(run) = agent.active_run_id(&key) {
         return Err(Failure::conflict(format!("Thread {} has a run in progress, {run}; abort it first", thread.id)));
     }
     let to = text(&call.body, "resourceId").unwrap_or_default();
@@ -315,18 +315,14 @@ fn message_ids(value: &Value) -> Vec<MessageId> {
 
 /// Every message must be on a known thread of the caller's (HTTP-157), and in no run in progress (ruling 32).
 async fn check_messages(call: &Call, agent: &AgentHandle, messages: &[StoredMessage]) -> Result<(), Failure> {
-    let mut by_thread: indexmap::IndexMap<&str, Vec<StoredMessage>> = indexmap::IndexMap::new();
+    let mut by_thread: indexmap::IndexMap<&str, Vec<MessageId>> = indexmap::IndexMap::new();
     for message in messages {
-        by_thread.entry(message.thread_id.as_deref().unwrap_or_default()).or_default().push(message.clone());
+        by_thread.entry(message.thread_id.as_deref().unwrap_or_default()).or_default().push(message.id.clone());
     }
-    for (id, messages) in by_thread {
-        let thread = call.bugle().storage().get_thread(id).await?;
-        match thread {
+    for (id, ids) in by_thread {
+        match call.bugle().storage().get_thread(id).await? {
             Some(thread) if belongs(&thread, call.resource(text(&call.query, "resourceId"))) => {
-                agent.check_editable(&key(&thread), &messages).await.map_err(|error| match error {
-                    bugle::Error::Invalid { message, .. } => Failure::conflict(message),
-                    error => error.into(),
-                })?;
+                agent.check_editable(&key(&thread), &ids).await?;
             }
             Some(_) => return Err(Failure::foreign_thread()),
             None => return Err(Failure::forbidden("Access denied: message belongs to no known thread")),

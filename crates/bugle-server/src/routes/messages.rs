@@ -184,7 +184,8 @@ fn typed<T: DeserializeOwned>(fields: &Object, name: &str) -> Option<T> {
 /// HTTP-093: results of client tools go on in a run of their own.
 async fn tool_approval(call: Call) -> Answer {
     let agent = call.agent()?;
-    let thread = call.writable_thread(&call.body).await?;
+    let thread = call.named_thread(&call.body)?;
+    call.check_writable(&thread).await?;
     let approved = flag(&call.body, "approved").unwrap_or(false);
     let messages = call.body.get("messages").filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
     let Some(messages) = messages.filter(|_| approved) else {
@@ -210,7 +211,7 @@ async fn pending(call: Call) -> Answer {
 /// HTTP-091.
 async fn cancel(call: Call) -> Answer {
     let agent = call.agent()?;
-    let thread = call.writable_thread(&call.body).await?;
+    let thread = call.named_thread(&call.body)?;
     let ids = call.body.get("signalIds").and_then(Value::as_array).into_iter().flatten();
     let ids = ids.filter_map(Value::as_str).map(Into::into).collect();
     let cancelled = agent.cancel_queued(&thread, CancelSelector::Signals(ids)).await?;
@@ -220,7 +221,7 @@ async fn cancel(call: Call) -> Answer {
 /// HTTP-241.
 async fn promote(call: Call) -> Answer {
     let agent = call.agent()?;
-    let thread = call.writable_thread(&call.body).await?;
+    let thread = call.named_thread(&call.body)?;
     let id = text(&call.body, "signalId").unwrap_or_default().into();
     let to = typed::<PromoteTo>(&call.body, "to").unwrap_or_default();
     let promoted = agent.promote_queued(&thread, &id, to).await?;
@@ -230,7 +231,7 @@ async fn promote(call: Call) -> Answer {
 /// HTTP-242.
 async fn edit(call: Call) -> Answer {
     let agent = call.agent()?;
-    let thread = call.writable_thread(&call.body).await?;
+    let thread = call.named_thread(&call.body)?;
     let contents = match call.body.get("contents") {
         None | Some(Value::Null) => None,
         value => Some(contents(value)?),

@@ -4,9 +4,8 @@ use super::{Answer, Route, answer, route};
 use crate::{
     answer::generated,
     call::Call,
-    error::Failure,
     fields,
-    run_fields::{RunRequest, run_request},
+    run_fields::run_request,
     sse,
 };
 
@@ -20,7 +19,7 @@ pub(super) const ROUTES: &[Route] = &[
 
 async fn generate(call: Call) -> Answer {
     let agent = call.agent()?;
-    let run = checked(&call).await?;
+    let run = run_request(&call)?;
     // A client that leaves drops this future, which stops the run (HTTP-026).
     let output = agent.generate(run.input, run.thread.as_ref(), run.options).await?;
     Ok(answer(generated(&output)))
@@ -28,16 +27,8 @@ async fn generate(call: Call) -> Answer {
 
 async fn stream(call: Call) -> Answer {
     let agent = call.agent()?;
-    let run = checked(&call).await?;
+    let run = run_request(&call)?;
     let stream = agent.stream(run.input, run.thread.as_ref(), run.options).await?;
     // There are no background tasks to wait for yet, so a run is idle when it has ended (HTTP-064).
     Ok(sse::run(stream, call.bugle().clone(), call.app.options.keep_alive))
-}
-
-async fn checked(call: &Call) -> Result<RunRequest, Failure> {
-    let run = run_request(call)?;
-    if let Some(thread) = &run.thread {
-        call.check_writable(thread).await?;
-    }
-    Ok(run)
 }

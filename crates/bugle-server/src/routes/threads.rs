@@ -19,13 +19,13 @@ pub(super) const ROUTES: &[Route] = &[
 ];
 
 async fn subscribe(call: Call) -> Answer {
-    let thread = call.writable_thread(&call.body).await?;
+    let thread = call.named_thread(&call.body)?;
     let asked = flag(&call.body, "eventIds").or_else(|| flag(&call.query, "eventIds"));
     follow(call, thread, asked.unwrap_or(false)).await
 }
 
 async fn subscribe_by_get(call: Call) -> Answer {
-    let thread = call.writable_thread(&call.query).await?;
+    let thread = call.named_thread(&call.query)?;
     let asked = flag(&call.query, "eventIds").unwrap_or(true);
     follow(call, thread, asked).await
 }
@@ -45,7 +45,7 @@ async fn follow(call: Call, thread: ThreadKey, event_ids: bool) -> Answer {
 /// HTTP-081.
 async fn abort(call: Call) -> Answer {
     let agent = call.agent()?;
-    let thread = call.writable_thread(&call.body).await?;
+    let thread = call.named_thread(&call.body)?;
     let aborted = agent.abort_thread(&thread, options(&call.body)).await?;
     Ok(answer(json!({"aborted": aborted})))
 }

@@ -120,3 +120,56 @@ async fn http_017_http_231_the_document_and_the_cheap_answers() {
     assert_eq!(server.get("/api/agents/plain/voice/speakers").await.json, json!([]));
     assert_eq!(server.get("/api/memory/search?searchQuery=x").await.status, StatusCode::NOT_IMPLEMENTED);
 }
+
+/// The paths of all keys, items of lists under `*`.
+fn key_paths(value: &Value, path: &str, all: &mut std::collections::BTreeSet<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let path = format!("{path}.{name}");
+                all.insert(path.clone());
+                key_paths(value, &path, all);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| key_paths(item, &format!("{path}.*"), all)),
+        _ => {}
+    }
+}
+
+/// Captures of the reference, without what HTTP-029 hides: every key that clients may read is there.
+#[tokio::test]
+async fn http_041_answers_have_the_keys_of_the_captures() {
+    let server = Server::new().await;
+    let schema = json!({"type": "object", "properties": {"answer": {"type": "number"}}, "required": ["answer"]});
+    for (capture, body) in [
+        (include_str!("../fixtures/generate-text.json"), json!({"messages": "[[say Hello there]]"})),
+        (
+            include_str!("../fixtures/generate-tools.json"),
+            json!({"messages": "[[call get-weather {\"city\":\"Oslo\"}]] [[say Clear]]"}),
+        ),
+        (
+            include_str!("../fixtures/generate-structured.json"),
+            json!({"messages": "[[say {\"answer\":42}]]", "structuredOutput": {"schema": schema}}),
+        ),
+    ] {
+        let answer = server.post("/api/agents/plain/generate", body).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        let (mut expected, mut found) = (Default::default(), Default::default());
+        key_paths(&serde_json::from_str(capture).unwrap(), "", &mut expected);
+        key_paths(&answer.json, "", &mut found);
+        let missing: Vec<&String> = expected.difference(&found).filter(|path| !left_out(path)).collect();
+        assert!(missing.is_empty(), "{missing:#?}\n{:#}", answer.json);
+    }
+}
+
+/// What Bugle does not repeat: messages inside steps (HTTP-068), raw usage in one provider's own shape, details of the
+/// reference's bookkeeping.
+fn left_out(path: &str) -> bool {
+    let inside_step = path.starts_with(".steps.*.response.") && path.contains("essages");
+    inside_step
+        || path.contains(".raw")
+        || path.contains("roviderMetadata")
+        || path.contains(".providerOptions")
+        || path.contains(".toolInvocations")
+        || [".sky", ".tempC"].iter().any(|end| path.ends_with(end))
+}

@@ -93,7 +93,7 @@ impl Watch {
     /// the lease's time does.
     pub(super) fn is_alive(&self, owner: &str) -> bool {
         let Some(directory) = &self.directory else { return true };
-        if owner == self.owner || !owner.strip_prefix(PREFIX).is_some_and(|id| Uuid::parse_str(id).is_ok()) {
+        if owner == self.owner || owner.strip_prefix(PREFIX).is_none_or(|id| Uuid::parse_str(id).is_err()) {
             return true;
         }
         let path = lock_path(directory, owner);

@@ -34,8 +34,12 @@ fn encode(value: &impl serde::Serialize) -> Answer<String> {
 
 /// Refuses a key whose resource does not own the thread (SIG-364).
 fn check_owner(connection: &Connection, thread: &ThreadKey) -> Answer<()> {
+    check_owned(thread, threads::owner(connection, &thread.thread_id)?)
+}
+
+fn check_owned(thread: &ThreadKey, owner: Option<String>) -> Answer<()> {
     let (resource, id) = columns(thread);
-    match threads::owner(connection, id)? {
+    match owner {
         Some(owner) if !owner.is_empty() && owner != resource => Err(Failure::Rule(StorageError::ThreadOwnership {
             thread: id.to_owned(),
             owner,
@@ -214,7 +218,6 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
         let stale = StorageError::StaleEpoch { thread: id.to_owned(), given: step.epoch, current };
         return Err(Failure::Rule(stale));
     }
-    check_owner(connection, &step.thread)?;
     if step.epoch > current {
         connection
             .prepare_cached(
@@ -224,20 +227,21 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
             .execute(params![resource, id, step.epoch as i64])?;
     }
     if let Some(new) = &step.create_thread {
+        check_owner(connection, &step.thread)?;
         threads::ensure(connection, new, now)?;
     }
-    if !step.consumed.is_empty() {
-        let mut place = connection.prepare_cached(
-            "UPDATE bugle_inbox SET state = 1, entry = NULL WHERE id = ?1 AND resource = ?2 AND thread = ?3 AND state = 0",
-        )?;
-        for consumed in &step.consumed {
-            place.execute([consumed.as_str(), resource, id])?;
-        }
-    }
+    // One statement reads the owner and marks the thread as written.
+    let owner = if step.messages.is_empty() {
+        threads::owner(connection, id)?
+    } else {
+        threads::touch(connection, id, now)?
+    };
+    check_owned(&step.thread, owner.clone())?;
+    place(connection, step)?;
     if !step.removed.is_empty() {
         messages::remove(connection, id, &step.removed)?;
     }
-    messages::save(connection, &step.messages)?;
+    messages::put_all(connection, &step.messages, |_| Ok(owner.clone()))?;
     put_back(connection, &step.thread, &step.returned, now)?;
     match &step.run {
         RunChange::Keep => {}
@@ -252,6 +256,22 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
                 )?
                 .execute(params![resource, id, step.epoch as i64, *last_event as i64])?;
         }
+    }
+    Ok(())
+}
+
+/// Takes consumed entries out of the journal. Those that became a message stay on record, so that a repeated acceptance is
+/// told apart (SIG-503).
+fn place(connection: &Connection, step: &Step) -> Answer<()> {
+    let (resource, id) = columns(&step.thread);
+    for consumed in &step.consumed {
+        let is_stored = step.messages.iter().any(|(message, _)| message.id == *consumed);
+        let sql = if is_stored {
+            "UPDATE bugle_inbox SET state = 1, entry = NULL WHERE id = ?1 AND resource = ?2 AND thread = ?3 AND state = 0"
+        } else {
+            "DELETE FROM bugle_inbox WHERE id = ?1 AND resource = ?2 AND thread = ?3 AND state = 0"
+        };
+        connection.prepare_cached(sql)?.execute([consumed.as_str(), resource, id])?;
     }
     Ok(())
 }

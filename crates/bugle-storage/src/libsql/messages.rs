@@ -64,13 +64,22 @@ pub(super) fn put(connection: &Connection, row: &Row) -> Answer<()> {
 pub(super) fn save(connection: &Connection, messages: &[(StoredMessage, Row)]) -> Answer<()> {
     let now = Timestamp::now();
     let mut owners: HashMap<&str, Option<String>> = HashMap::new();
-    for (message, row) in messages {
-        if let Some(thread) = message.thread_id.as_deref()
-            && !owners.contains_key(thread)
-        {
+    for thread in messages.iter().filter_map(|(message, _)| message.thread_id.as_deref()) {
+        if !owners.contains_key(thread) {
             owners.insert(thread, threads::touch(connection, thread, now)?);
         }
-        rules::check_message_home(message, |thread| Ok(owners.get(thread).cloned().flatten()))?;
+    }
+    put_all(connection, messages, |thread| Ok(owners.get(thread).cloned().flatten()))
+}
+
+/// Writes messages whose threads' owners are known.
+pub(super) fn put_all(
+    connection: &Connection,
+    messages: &[(StoredMessage, Row)],
+    owner: impl Fn(&str) -> Result<Option<String>, StorageError>,
+) -> Answer<()> {
+    for (message, row) in messages {
+        rules::check_message_home(message, &owner)?;
         put(connection, row)?;
     }
     Ok(())
@@ -296,4 +305,23 @@ pub(super) fn remove(connection: &Connection, thread: &str, ids: &[MessageId]) -
         forget.execute([id.as_str()])?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mem_080_recent_messages_are_found_by_an_index() {
+        let connection = Connection::open_in_memory().unwrap();
+        crate::libsql::schema::complete(&connection).unwrap();
+        for (tail, params) in [(RECENT, &["t", "10"][..]), (RECENT_OF_RESOURCE, &["t", "10", "r"][..])] {
+            let sql = format!("EXPLAIN QUERY PLAN SELECT {MESSAGE_COLUMNS} FROM mastra_messages {tail}");
+            let mut statement = connection.prepare(&sql).unwrap();
+            let rows = statement.query_map(params_from_iter(params), |row| row.get::<_, String>(3)).unwrap();
+            let plan: Vec<String> = rows.collect::<Result<_, _>>().unwrap();
+            assert!(plan[0].starts_with("SEARCH mastra_messages USING INDEX"), "{plan:?}");
+            assert!(!plan.iter().any(|line| line.contains("TEMP B-TREE FOR ORDER BY")), "{plan:?}");
+        }
+    }
 }

@@ -81,6 +81,14 @@ impl LibSql {
         LibSqlOptions::builder().url(url).build().open()
     }
 
+    /// Drops this handle and waits until the file is closed and the proof of life given up: until the jobs that wait are
+    /// done and every clone is gone.
+    pub async fn close(self) {
+        let ended = self.inner.writer.ended();
+        drop(self);
+        ended.await;
+    }
+
     /// How many write jobs wait for the writer: the depth of the queue.
     pub fn writes_waiting(&self) -> usize {
         self.inner.writer.waiting()
@@ -207,10 +215,8 @@ impl Storage for LibSql {
     async fn accept(&self, accept: Accept) -> Result<Accepted, StorageError> {
         rules::check_accept(&accept)?;
         let Accept { entries, thread, claim, check_only } = accept;
-        let drafts: Vec<inbox::Draft> = match check_only {
-            true => Vec::new(),
-            false => entries.into_iter().map(inbox::Draft::of).collect(),
-        };
+        let drafts: Vec<inbox::Draft> =
+            if check_only { Vec::new() } else { entries.into_iter().map(inbox::Draft::of).collect() };
         let watch = self.inner.watch.clone();
         self.write(move |connection| inbox::accept(connection, &watch, &thread, &drafts, claim.as_ref())).await
     }
@@ -238,7 +244,9 @@ impl Storage for LibSql {
     async fn commit(&self, mut commit: Commit) -> Result<(), StorageError> {
         rules::complete_commit(&mut commit)?;
         let Commit { thread, epoch, create_thread, consumed, messages, removed, mut returned, run } = commit;
-        returned.iter_mut().for_each(|entry| entry.thread = thread.clone());
+        for entry in &mut returned {
+            entry.thread = thread.clone();
+        }
         let step = inbox::Step {
             thread,
             epoch,

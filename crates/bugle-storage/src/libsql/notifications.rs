@@ -91,7 +91,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Option<NotificationRecord>> {
     let required = |index| codec::text(row, index).map(Option::unwrap_or_default);
     let optional = |index| codec::text(row, index);
     let time = |index| codec::timestamp(row, index);
-    let count = |index| row.get::<_, Option<u32>>(index).map(|count| count.unwrap_or_default());
+    let count = |index| row.get::<_, Option<u32>>(index).map(Option::unwrap_or_default);
     let (Some(created_at), Some(updated_at)) = (time(15)?, time(16)?) else {
         codec::report(TABLE, &id, "createdAt");
         return Ok(None);
@@ -146,13 +146,13 @@ static INSERT: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-static UPDATE: LazyLock<String> = LazyLock::new(|| {
-    let set = names(", ", |number, name, json| match json {
-        true => format!("\"{name}\" = jsonb(?{number})"),
-        false => format!("\"{name}\" = ?{number}"),
+static UPDATE: LazyLock<String> =
+    LazyLock::new(|| {
+        let set = names(", ", |number, name, json| {
+            if json { format!("\"{name}\" = jsonb(?{number})") } else { format!("\"{name}\" = ?{number}") }
+        });
+        format!(r#"UPDATE {TABLE} SET {set} WHERE "threadId" = ?2 AND id = ?1"#)
     });
-    format!(r#"UPDATE {TABLE} SET {set} WHERE "threadId" = ?2 AND id = ?1"#)
-});
 
 static SELECT: LazyLock<String> = LazyLock::new(|| {
     let columns = names(", ", |_, name, json| {

@@ -75,11 +75,7 @@ impl LibSqlOptions {
         let connection = self.connect(&target.uri).map_err(explain)?;
         let is_read_only = connection.is_readonly("main").map_err(explain)?;
         let life = if is_read_only {
-            if !schema::missing(&connection).map_err(explain)?.is_empty() {
-                return Err(unavailable(format!(
-                    "{name}: the database is opened read-only and lacks tables of this version; open it once for writing"
-                )));
-            }
+            stand_in(&connection, &name)?;
             None
         } else {
             schema::complete(&connection).map_err(explain)?;
@@ -96,6 +92,9 @@ impl LibSqlOptions {
         let mut readers = Vec::with_capacity(self.readers);
         for _ in 0..self.readers.max(1) {
             let reader = self.connect(&target.uri).map_err(explain)?;
+            if is_read_only {
+                stand_in(&reader, &name)?;
+            }
             reader.pragma_update(None, "query_only", true).map_err(explain)?;
             readers.push(Worker::reader(reader, Arc::clone(&name), self.queue_len_max).map_err(thread_failed)?);
         }
@@ -151,6 +150,17 @@ fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(128);
     // Read the catalog now: a file that is no database is found here.
     connection.query_row("SELECT count(*) FROM sqlite_master", (), |_| Ok(()))
+}
+
+/// Empty temporary tables for those that a read-only file lacks.
+fn stand_in(connection: &Connection, name: &str) -> Result<(), StorageError> {
+    let missing = schema::missing(connection).map_err(|error| explain(name, error))?;
+    if missing.needs_columns() {
+        return Err(unavailable(format!(
+            "{name}: the database is read-only and its tables are of an older version; open it once for writing"
+        )));
+    }
+    missing.stand_in(connection).map_err(|error| explain(name, error))
 }
 
 /// An owner whose life nothing but its lease shows.
@@ -221,15 +231,12 @@ fn percent_decoded(text: &str) -> String {
     let mut at = 0;
     while at < bytes.len() {
         let escaped = text.get(at + 1..at + 3).filter(|_| bytes[at] == b'%');
-        match escaped.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                decoded.push(byte);
-                at += 3;
-            }
-            None => {
-                decoded.push(bytes[at]);
-                at += 1;
-            }
+        if let Some(byte) = escaped.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            decoded.push(byte);
+            at += 3;
+        } else {
+            decoded.push(bytes[at]);
+            at += 1;
         }
     }
     String::from_utf8_lossy(&decoded).into_owned()

@@ -1,6 +1,7 @@
 -- Bugle's own tables and indexes (ruling 14, STO-023, STO-024). They are invisible to the reference.
 
--- Accepted input. state 0 = waits, 1 = placed (kept without its body, so that a repeated acceptance is told apart, SIG-503).
+-- Accepted input. state 0 = waits, 1 = placed as a message (kept without its body, so that a repeated acceptance is told
+-- apart, SIG-503; goes with its message).
 CREATE TABLE IF NOT EXISTS bugle_inbox (
   "id" TEXT NOT NULL PRIMARY KEY,
   "resource" TEXT NOT NULL,

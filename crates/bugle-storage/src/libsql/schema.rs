@@ -30,7 +30,6 @@ const INDEXES: &[(&str, &str)] = &[
     ),
     ("idx_bugle_threads_resource", "ON mastra_threads (\"resourceId\", \"createdAt\", id)"),
     ("idx_bugle_inbox_waiting", "ON bugle_inbox (resource, thread, position) WHERE state = 0"),
-    ("idx_bugle_inbox_thread", "ON bugle_inbox (thread)"),
     ("idx_bugle_runs_thread", "ON bugle_runs (thread, resource)"),
 ];
 
@@ -75,6 +74,17 @@ impl Missing {
     /// Nothing is missing.
     pub(super) fn is_empty(&self) -> bool {
         self.statements.is_empty()
+    }
+
+    /// A table lacks columns.
+    pub(super) fn needs_columns(&self) -> bool {
+        self.statements.iter().any(|statement| statement.starts_with("ALTER"))
+    }
+
+    /// Makes missing tables as empty temporary ones of this connection.
+    pub(super) fn stand_in(&self, connection: &Connection) -> rusqlite::Result<()> {
+        let tables = self.statements.iter().filter_map(|statement| statement.strip_prefix("CREATE TABLE"));
+        tables.into_iter().try_for_each(|rest| connection.execute_batch(&format!("CREATE TEMP TABLE{rest}")))
     }
 }
 

@@ -150,13 +150,19 @@ pub(super) fn list(connection: &Connection, query: &ThreadQuery) -> Answer<Page<
 
 /// Deletes all that is a thread's (MEM-019). Its lease stays, since the epoch never shrinks; it holds nothing of the user.
 pub(super) fn delete(connection: &Connection, id: &str) -> Answer<bool> {
+    // What was placed is named by its messages, what waits by its thread.
+    for sql in [
+        "DELETE FROM bugle_inbox WHERE id IN (SELECT id FROM mastra_messages WHERE thread_id = ?1)",
+        "DELETE FROM bugle_inbox WHERE thread = ?1 AND state = 0",
+    ] {
+        connection.prepare_cached(sql)?.execute([id])?;
+    }
     for (table, column) in [
         ("mastra_messages", "thread_id"),
         ("mastra_thread_state", "\"threadId\""),
         ("mastra_notifications", "\"threadId\""),
         ("mastra_background_tasks", "thread_id"),
         ("mastra_observational_memory", "\"threadId\""),
-        ("bugle_inbox", "thread"),
         ("bugle_runs", "thread"),
     ] {
         connection.prepare_cached(&format!("DELETE FROM {table} WHERE {column} = ?1"))?.execute([id])?;

@@ -8,7 +8,7 @@ use std::{
 
 use bugle::storage::StorageError;
 use rusqlite::Connection;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::error::{Answer, explain, unavailable};
 
@@ -64,6 +64,8 @@ impl<T: Send, F: Fn(&Connection) -> Answer<T> + Send> Job for Task<T, F> {
 pub(super) struct Worker {
     queue: mpsc::Sender<Box<dyn Job>>,
     name: Arc<str>,
+    /// Its sender lives as long as the thread.
+    life: watch::Receiver<()>,
 }
 
 impl std::fmt::Debug for dyn Job {
@@ -116,9 +118,13 @@ impl Worker {
         body: impl FnOnce(mpsc::Receiver<Box<dyn Job>>, Arc<str>) + Send + 'static,
     ) -> std::io::Result<Self> {
         let (queue, jobs) = mpsc::channel(queue_len_max.max(1));
+        let (alive, life) = watch::channel(());
         let for_thread = Arc::clone(&name);
-        thread::Builder::new().name(thread_name.into()).spawn(move || body(jobs, for_thread))?;
-        Ok(Self { queue, name })
+        thread::Builder::new().name(thread_name.into()).spawn(move || {
+            body(jobs, for_thread);
+            drop(alive);
+        })?;
+        Ok(Self { queue, name, life })
     }
 
     /// Runs `work` and returns once its transaction has ended. If the future is dropped, it may still take effect.
@@ -131,6 +137,12 @@ impl Worker {
         let closed = || unavailable(format!("{}: the database has been closed", self.name));
         self.queue.send(Box::new(Task { work, result: None, waiter })).await.map_err(|_| closed())?;
         answer.await.map_err(|_| closed())?
+    }
+
+    /// Returns when the thread has ended. Does not keep it from ending.
+    pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut life = self.life.clone();
+        async move { while life.changed().await.is_ok() {} }
     }
 
     /// How many jobs wait.

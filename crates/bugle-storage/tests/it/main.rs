@@ -1,3 +1,9 @@
 //! Tests of the stores.
 
 mod contract;
+mod durability;
+mod errors;
+mod golden;
+mod ownership;
+mod shared_file;
+mod support;

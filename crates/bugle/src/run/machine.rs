@@ -150,7 +150,7 @@ enum Phase {
     /// The model is asked.
     Requesting,
     /// Calls run.
-    Tools { ending: bool },
+    Tools,
     /// The answer is being judged.
     Scoring,
     /// Over.
@@ -221,7 +221,6 @@ pub(crate) struct RunMachine {
     pending_verdict: Option<Verdict>,
     aborting: bool,
     structured: Option<Structured>,
-    /// A step boundary was reached while the runtime drains; the run is left to the next owner (CLI-072).
     warnings: Vec<Value>,
     last_metadata: ResponseMetadata,
     files: Vec<Chunk>,
@@ -348,16 +347,6 @@ impl RunMachine {
         self.placed.is_empty() && !self.started
     }
 
-    /// The step under way, from 0.
-    pub(crate) fn step_number(&self) -> u32 {
-        self.step_count()
-    }
-
-    /// Notes something that went wrong without ending the run (MEM-054).
-    pub(crate) fn warn(&mut self, warning: Value) {
-        self.warnings.push(warning);
-    }
-
     fn step_count(&self) -> u32 {
         self.earlier_steps + u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
     }
@@ -408,7 +397,7 @@ impl RunMachine {
             RunEvent::TimedOut(error) => {
                 match self.phase {
                     Phase::Requesting => effects.push(RunEffect::CancelRequest),
-                    Phase::Tools { .. } => effects.push(RunEffect::CancelTools),
+                    Phase::Tools => effects.push(RunEffect::CancelTools),
                     Phase::Done | Phase::Committing(AfterCommit::End { .. }) => return effects,
                     _ => {}
                 }
@@ -511,8 +500,7 @@ impl RunMachine {
                 self.request(effects);
             }
             AfterCommit::RunTools => {
-                let ending = self.response.finish.as_ref().is_some_and(|finish| cuts_off(finish.reason));
-                self.phase = Phase::Tools { ending };
+                self.phase = Phase::Tools;
                 let runs = self.calls.iter().enumerate().filter(|(_, state)| state.outcome.is_none());
                 let runs: Vec<ToolRun> = runs
                     .map(|(index, state)| ToolRun {
@@ -525,8 +513,7 @@ impl RunMachine {
                 effects.push(RunEffect::RunTools(runs));
             }
             AfterCommit::ToolProgress => {
-                let ending = self.response.finish.as_ref().is_some_and(|finish| cuts_off(finish.reason));
-                self.phase = Phase::Tools { ending };
+                self.phase = Phase::Tools;
             }
             AfterCommit::NextStep { echoes } => {
                 self.show_echoes(echoes, effects);
@@ -690,7 +677,7 @@ impl RunMachine {
 
     fn tool_done(&mut self, index: usize, outcome: ToolOutcome, now: Timestamp, effects: &mut Effects) {
         // A result that comes while an earlier one is being committed is taken in all the same.
-        let waiting = matches!(self.phase, Phase::Tools { .. });
+        let waiting = matches!(self.phase, Phase::Tools);
         if !waiting {
             return;
         }
@@ -1046,7 +1033,7 @@ impl RunMachine {
                 self.end_aborted(now, effects);
             }
             // The results of what stops in time are kept (LOOP-134).
-            Phase::Tools { .. } => effects.push(RunEffect::CancelTools),
+            Phase::Tools => effects.push(RunEffect::CancelTools),
             Phase::Scoring => self.end_aborted(now, effects),
         }
     }
@@ -1195,10 +1182,6 @@ impl RunMachine {
 fn mark_blocked(message: &mut StoredMessage, tripwire: &TripwirePayload) {
     let blocked = json!({ "reason": tripwire.reason, "processorId": tripwire.processor_id });
     message.content.metadata_mut().insert("blocked".to_owned(), blocked);
-}
-
-fn cuts_off(reason: FinishReason) -> bool {
-    matches!(reason, FinishReason::Length | FinishReason::ContentFilter | FinishReason::Error)
 }
 
 fn model_output_metadata(output: &ToolOutput) -> Object {

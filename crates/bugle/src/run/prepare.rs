@@ -75,7 +75,10 @@ pub(super) async fn prepare(
     }
     let thread = link.map(|link| link.key.clone());
     let mut history = match &thread {
-        Some(thread) if agent.memory().is_some() => load_history(&storage, thread, &memory, snapshot.as_ref()).await?,
+        Some(thread) if agent.memory().is_some() => {
+            let completes = matches!(&kind, SeedKind::Direct(input) if !input.tool_results.is_empty());
+            load_history(&storage, thread, &memory, snapshot.as_ref(), completes).await?
+        }
         _ => Vec::new(),
     };
     let mut completed = Vec::new();
@@ -122,9 +125,14 @@ async fn load_history(
     thread: &ThreadKey,
     memory: &MemoryOptions,
     snapshot: Option<&RunSnapshot>,
+    completes_calls: bool,
 ) -> Result<Vec<StoredMessage>, ErrorInfo> {
     let own = snapshot.map_or(0, |snapshot| u32::try_from(snapshot.own.len()).unwrap_or(u32::MAX));
-    let wanted = memory.last_messages.count().saturating_add(own);
+    let mut wanted = memory.last_messages.count().saturating_add(own);
+    if completes_calls {
+        // A client's results complete stored calls, however little history the prompt has.
+        wanted = wanted.max(2);
+    }
     if wanted == 0 {
         return Ok(Vec::new());
     }

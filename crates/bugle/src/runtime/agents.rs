@@ -182,7 +182,7 @@ impl AgentHandle {
         let output = stream.output().await?;
         drop(stop);
         match output.error.clone() {
-            Some(error) => Err(Error::Run(error)),
+            Some(error) => Err(Error::Run(Box::new(error))),
             None => Ok(output),
         }
     }

@@ -140,7 +140,7 @@ pub struct Commit {
     /// Creates the thread if it is missing, before anything else.
     pub create_thread: Option<NewThread>,
     /// Entries that this commit places; they leave the journal. An entry that is no longer there is not an error: the
-    /// message is upserted by id.
+    /// message is upserted by id. An entry is remembered as placed (SIG-503) if this commit holds the message of its id.
     pub consumed: Vec<MessageId>,
     /// Messages to upsert by id, `created_at` kept on conflict.
     pub messages: Vec<StoredMessage>,

@@ -46,10 +46,10 @@ pub fn check_message_owner(
 }
 
 /// The thread a message names, and its resource; `thread_owner` looks up the thread's resource (MEM-045).
-pub fn check_message_home<'a>(
-    message: &'a StoredMessage,
+pub fn check_message_home(
+    message: &StoredMessage,
     thread_owner: impl FnOnce(&str) -> Result<Option<String>, StorageError>,
-) -> Result<&'a str, StorageError> {
+) -> Result<&str, StorageError> {
     let Some(thread) = message.thread_id.as_deref().filter(|id| !id.is_empty()) else {
         return Err(StorageError::Invalid(format!("message {} names no thread; set threadId", message.id)));
     };
@@ -385,7 +385,9 @@ impl Fnv {
             }
             Value::Array(items) => {
                 self.bytes(b"[");
-                items.iter().for_each(|item| self.value(item));
+                for item in items {
+                    self.value(item);
+                }
                 self.bytes(b"]");
             }
             Value::Object(fields) => {

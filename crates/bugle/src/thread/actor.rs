@@ -54,7 +54,6 @@ pub(crate) enum Letter {
         request: Box<DirectRequest>,
         reply: oneshot::Sender<(Arc<StreamLog>, u64)>,
     },
-    DirectGone(RunId),
     Drain {
         run_id: RunId,
         reply: oneshot::Sender<Vec<Input>>,
@@ -141,11 +140,6 @@ pub(crate) struct ThreadLink {
 }
 
 impl ThreadLink {
-    /// A time for the next message: now, but later than every one before it.
-    pub(crate) fn place(&self, now: Timestamp) -> Timestamp {
-        next_time(&self.placed, now)
-    }
-
     /// Messages up to `at` exist.
     pub(crate) fn placed_up_to(&self, at: Timestamp) {
         self.placed.fetch_max(at.as_millis(), Ordering::AcqRel);
@@ -329,11 +323,6 @@ impl Actor {
                 };
                 self.direct.insert(request.shared.run_id.clone(), *request);
                 self.feed(event);
-            }
-            Letter::DirectGone(run_id) => {
-                if self.direct.remove(&run_id).is_some() {
-                    self.feed(ThreadEvent::DirectGone { run_id });
-                }
             }
             Letter::Drain { run_id, reply } => {
                 let ticket = self.ticket(Waiting::Drain(reply));

@@ -37,8 +37,6 @@ pub(crate) enum ThreadEvent {
     Claimed(Result<(), ClaimFailed>),
     /// A plain run asks for its turn.
     Direct { run_id: RunId, agent_id: String, continuation: bool },
-    /// A waiting plain run's caller has gone.
-    DirectGone { run_id: RunId },
     /// The run in the slot takes what waits for it.
     Drain { run_id: RunId, ticket: Ticket },
     /// A run has ended; `returned` was taken but not placed.
@@ -241,11 +239,6 @@ impl ThreadMachine {
                 let list = if continuation { &mut self.continuations } else { &mut self.queue };
                 list.push_back(Turn::Direct { run_id, agent_id });
             }
-            ThreadEvent::DirectGone { run_id } => {
-                let waits = |turn: &Turn| !matches!(turn, Turn::Direct { run_id: id, .. } if *id == run_id);
-                self.queue.retain(waits);
-                self.continuations.retain(waits);
-            }
             ThreadEvent::Drain { run_id, ticket } => self.drain(&run_id, ticket, &mut effects),
             ThreadEvent::RunEnded { run_id, returned, failed_to_start } => {
                 self.run_ended(&run_id, returned, failed_to_start, &mut effects);
@@ -299,11 +292,6 @@ impl ThreadMachine {
     /// The run that occupies the thread.
     pub(crate) fn active_run(&self) -> Option<&RunId> {
         self.slot.as_ref().map(|slot| &slot.run_id)
-    }
-
-    /// The agent of that run.
-    pub(crate) fn active_agent(&self) -> Option<&str> {
-        self.slot.as_ref().map(|slot| slot.agent_id.as_str())
     }
 
     /// Entries that get a run of their own, the one that waits for the lease included (SIG-266).

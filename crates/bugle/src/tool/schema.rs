@@ -1,6 +1,6 @@
 //! JSON schemas of tools: made from types, checked against values, and repaired arguments (LOOP-042, 068 … 070).
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt::Write};
 
 use indexmap::IndexMap;
 use jsonschema::{Draft, ValidationError, error::ValidationErrorKind};
@@ -108,7 +108,8 @@ impl ValidationReport {
             }
             node.errors.push(message.clone());
             let place = if path.is_empty() { "root".to_owned() } else { path.join(".") };
-            list.push_str(&format!("- {place}: {message}\n"));
+            // Writing to a string cannot fail.
+            let _ = writeln!(list, "- {place}: {message}");
         }
         let provided = serde_json::to_string_pretty(value).unwrap_or_default();
         let provided = super::limit_for_model(&provided, PROVIDED_MAX);
@@ -418,7 +419,7 @@ mod tests {
             ("  \n", json!({})),
             (r#"{"a":1,}"#, json!({ "a": 1 })),
             (r#"{"a":[1,2, ],}"#, json!({ "a": [1, 2] })),
-            (r#"{a:1, b_2 : {c-d:true}}"#, json!({ "a": 1, "b_2": { "c-d": true } })),
+            (r"{a:1, b_2 : {c-d:true}}", json!({ "a": 1, "b_2": { "c-d": true } })),
             (r#"{"city":"Os"#, json!({ "city": "Os" })),
             (r#"{"a":["x","#, json!({ "a": ["x"] })),
             (r#"{"a":{"b":[1"#, json!({ "a": { "b": [1] } })),

@@ -121,6 +121,17 @@ pub(super) async fn sig_503_repeated_acceptance(store: SharedStorage) -> Checked
     other.signal = signal("s4", "no");
     let answer = store.accept(Accept { entries: vec![other], ..accept(&[]) }).await;
     assert!(matches!(answer, Err(StorageError::DifferentContent { .. })), "SIG-503: {answer:?}");
+    let forgotten = store.accept(accept(&["s6"])).await?;
+    store.commit(Commit { consumed: message_ids(&["s6"]), ..commit(0) }).await?;
+    let again = store.accept(accept(&["s6"])).await?;
+    assert!(
+        matches!(
+            (&forgotten.entries[0], &again.entries[0]),
+            (EntryOutcome::Appended { .. }, EntryOutcome::Appended { .. })
+        ),
+        "SIG-503: what became no message is not remembered: {again:?}"
+    );
+    store.remove_inbox(&key(), &message_ids(&["s6"]), InboxEnd::Dropped).await?;
     let twice = store.accept(accept(&["s5", "s5"])).await?;
     assert!(matches!(twice.entries[1], EntryOutcome::Waiting { .. }), "SIG-503: twice in one call: {twice:?}");
     assert_eq!(waiting(&store).await?, ["s2", "s5"]);
@@ -383,7 +394,11 @@ pub(super) async fn sig_502_unfinished_work_is_found(store: SharedStorage) -> Ch
     assert_eq!(store.unfinished("me", 1).await?.len(), 1, "SIG-502: bounded");
     store.acquire_lease(&queued, &claim("other", 60)).await?;
     store.acquire_lease(&working, &claim("me", 60)).await?;
-    assert_eq!(store.unfinished("me", 10).await?, [working.clone()], "ruling 26: not what a living owner holds");
+    assert_eq!(
+        store.unfinished("me", 10).await?,
+        std::slice::from_ref(&working),
+        "ruling 26: not what a living owner holds"
+    );
     store.acquire_lease(&working, &claim("me", 0)).await?;
     assert_eq!(store.unfinished("you", 10).await?, [working], "ruling 26: what has run out");
     Ok(())

@@ -131,7 +131,10 @@ impl State {
             self.threads.insert(created.id.clone(), created);
         }
         for consumed in &consumed {
-            if let Some((entry, fingerprint)) = self.take_waiting(&thread, consumed) {
+            let taken = self.take_waiting(&thread, consumed);
+            // What left no message, such as a transient signal, is not kept in mind.
+            if let Some((entry, fingerprint)) = taken.filter(|_| messages.iter().any(|message| message.id == *consumed))
+            {
                 let placed = Placed { thread: thread.clone(), fingerprint, run_id: entry.run_id };
                 self.placed.insert(consumed.clone(), placed);
             }
@@ -170,13 +173,11 @@ impl State {
         }
         let first = self.waiting.get(thread).and_then(|waiting| waiting.keys().next()).copied();
         let first = first.unwrap_or_else(|| now.as_millis().saturating_mul(1000));
-        let mut position = first.saturating_sub(returned.len() as i64);
-        for mut entry in returned {
+        for (position, mut entry) in (first.saturating_sub(returned.len() as i64)..).zip(returned) {
             entry.position = position;
             entry.thread = thread.clone();
             let fingerprint = rules::signal_fingerprint(&entry.signal);
             self.put_waiting(entry, fingerprint);
-            position += 1;
         }
     }
 

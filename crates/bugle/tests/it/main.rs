@@ -1,0 +1,6 @@
+//! The runtime on the scripted model.
+
+mod support;
+
+mod runs;
+mod signals;
