@@ -67,22 +67,22 @@ pub(crate) enum Command {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Target {
     /// The server [env: BUGLE_SERVER] [default: the project's, else http://127.0.0.1:4111]
-    #[arg(short, long, value_name = "URL")]
+    #[arg(short, long, value_name = "URL", global = true)]
     pub(crate) server: Option<String>,
     /// The bearer token; BUGLE_TOKEN is better, others can see flags
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", global = true)]
     pub(crate) token: Option<String>,
     /// The agent [env: BUGLE_AGENT] [default: agents.default, else the only one]
-    #[arg(short, long, value_name = "ID")]
+    #[arg(short, long, value_name = "ID", global = true)]
     pub(crate) agent: Option<String>,
     /// The thread [env: BUGLE_THREAD] [default: main]
-    #[arg(short, long, value_name = "ID")]
+    #[arg(short, long, value_name = "ID", global = true)]
     pub(crate) thread: Option<String>,
     /// Whose thread it is [env: BUGLE_RESOURCE] [default: your user name]
-    #[arg(short, long, value_name = "ID")]
+    #[arg(short, long, value_name = "ID", global = true)]
     pub(crate) resource: Option<String>,
     /// Give up after this time; the run goes on
-    #[arg(long, value_name = "DURATION", value_parser = crate::settings::parse_duration)]
+    #[arg(long, value_name = "DURATION", global = true, value_parser = crate::settings::parse_duration)]
     pub(crate) timeout: Option<std::time::Duration>,
 }
 

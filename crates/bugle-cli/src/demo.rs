@@ -13,7 +13,7 @@ use bugle::{
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::agents::Served;
+use crate::agents::{DEFAULT_MARK, Served};
 
 mod calculator;
 
@@ -32,6 +32,7 @@ pub(crate) fn agents(state: &Path) -> Result<Vec<Served>, Error> {
         .tool(write_note(state))
         .tool(bugle::notification::inbox_tool())
         .memory(MemoryOptions::default())
+        .metadata([(DEFAULT_MARK.to_owned(), true.into())].into_iter().collect())
         .build()?;
     let researcher = Agent::builder("researcher")
         .name("Researcher")
@@ -45,7 +46,7 @@ pub(crate) fn agents(state: &Path) -> Result<Vec<Served>, Error> {
         .description("Plans work, and will hand parts of it to the researcher once delegation is there.")
         .instructions("Make a plan.")
         .model(model)
-        .agent("researcher", researcher.clone())
+        .agent("researcher", researcher)
         .memory(MemoryOptions::default())
         .build()?;
     let served = |agent, missing: &[&str]| Served {
@@ -56,7 +57,6 @@ pub(crate) fn agents(state: &Path) -> Result<Vec<Served>, Error> {
     Ok(vec![
         served(assistant, &["write-note needs a person's approval, which this version cannot ask for; its calls fail"]),
         served(planner, &["delegation is not in this version; it answers without its researcher"]),
-        served(researcher, &[]),
     ])
 }
 
@@ -67,15 +67,19 @@ fn clock() -> Tool {
         #[serde(default)]
         utc_offset_hours: f64,
     }
-    Tool::typed("clock", "The date and time now, in UTC or at an offset from it.", |input: Input, _: ToolContext| async move {
-        if !(-14.0..=14.0).contains(&input.utc_offset_hours) {
-            return Err(ToolError::failed("utc_offset_hours must be from -14 to 14"));
-        }
-        let now = Timestamp::now();
-        let shift = (input.utc_offset_hours * 3_600_000.0) as i64;
-        let local = Timestamp::from_millis(now.as_millis() + shift).to_string();
-        Ok(json!({"utc": now, "local": local.trim_end_matches('Z'), "utcOffsetHours": input.utc_offset_hours}))
-    })
+    Tool::typed(
+        "clock",
+        "The date and time now, in UTC or at an offset from it.",
+        |input: Input, _: ToolContext| async move {
+            if !(-14.0..=14.0).contains(&input.utc_offset_hours) {
+                return Err(ToolError::failed("utc_offset_hours must be from -14 to 14"));
+            }
+            let now = Timestamp::now();
+            let shift = (input.utc_offset_hours * 3_600_000.0) as i64;
+            let local = Timestamp::from_millis(now.as_millis() + shift).to_string();
+            Ok(json!({"utc": now, "local": local.trim_end_matches('Z'), "utcOffsetHours": input.utc_offset_hours}))
+        },
+    )
 }
 
 fn calculator() -> Tool {

@@ -11,7 +11,9 @@ pub(crate) struct Env {
 impl Env {
     /// The process's environment. Variables that are not UTF-8 are left out.
     pub(crate) fn of_process() -> Self {
-        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
+        std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect()
     }
 
     /// The variable, if it is set to something.
@@ -96,7 +98,8 @@ mod tests {
 
     #[test]
     fn cli_005_a_dot_env_file_fills_what_is_not_set() {
-        let env: Env = [("A", "kept"), ("B", "")].map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter().collect();
+        let env: Env =
+            [("A", "kept"), ("B", "")].map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter().collect();
         let text = "# keys\nA=new\nB=filled\nexport C='x # y'\nD=\"a\\nb\" # c\nE=one # two\n";
         let env = env.with_file(text).unwrap();
         let values = ["A", "B", "C", "D", "E"].map(|name| env.get(name).unwrap().to_owned());

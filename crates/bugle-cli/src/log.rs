@@ -11,16 +11,20 @@ pub(crate) fn of_server(settings: &Settings, common: &Common) -> Result<(), Fail
     let level = settings.text("log.level").unwrap_or("info");
     let level = shifted(level, common);
     let filter = EnvFilter::try_new(&level).map_err(|error| {
-        Failure::usage(format!("log.level: {level:?} is no level: {error}")).hint("use error, warn, info, debug or trace")
+        Failure::usage(format!("log.level: {level:?} is no level: {error}"))
+            .hint("use error, warn, info, debug or trace")
     })?;
-    let file = match settings.text("log.file") {
-        Some(path) => {
-            let path = settings.base_of("log.file").join(path);
-            let open = File::options().create(true).append(true).open(&path);
-            Some(open.map_err(|error| Failure::usage(format!("log.file: {} cannot be opened: {error}", path.display())))?)
-        }
-        None => None,
-    };
+    let file =
+        match settings.text("log.file") {
+            Some(path) => {
+                let path = settings.base_of("log.file").join(path);
+                let open = File::options().create(true).append(true).open(&path);
+                Some(open.map_err(|error| {
+                    Failure::usage(format!("log.file: {} cannot be opened: {error}", path.display()))
+                })?)
+            }
+            None => None,
+        };
     let terminal = file.is_none() && std::io::stderr().is_terminal();
     let json = match settings.text("log.format") {
         Some("json") => true,

@@ -36,7 +36,9 @@ fn main() -> ExitCode {
     let (json, verbose) = (cli.common.json, cli.common.verbose > 0);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return end(&Failure::new(exit::NO, format!("no threads can be started: {error}")), json, verbose),
+        Err(error) => {
+            return end(&Failure::new(exit::NO, format!("no threads can be started: {error}")), json, verbose);
+        }
     };
     let common = cli.common.clone();
     let result = runtime.block_on(async {

@@ -103,9 +103,7 @@ impl Drop for ServerFileGuard {
 fn is_alive(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
     // A process of somebody else cannot be signalled, but it lives.
-    pid.is_some_and(|pid| {
-        matches!(rustix::process::test_kill_process(pid), Ok(()) | Err(rustix::io::Errno::PERM))
-    })
+    pid.is_some_and(|pid| matches!(rustix::process::test_kill_process(pid), Ok(()) | Err(rustix::io::Errno::PERM)))
 }
 
 #[cfg(not(unix))]
@@ -150,7 +148,10 @@ mod tests {
         let text = fs::read_to_string(project.path().join(".bugle/server.json")).unwrap();
         assert_eq!(
             text,
-            format!("{{\"url\":\"http://127.0.0.1:1\",\"pid\":{},\"startedAt\":\"1970-01-01T00:00:00.000Z\"}}", file.pid)
+            format!(
+                "{{\"url\":\"http://127.0.0.1:1\",\"pid\":{},\"startedAt\":\"1970-01-01T00:00:00.000Z\"}}",
+                file.pid
+            )
         );
         assert_eq!(fs::read_to_string(project.path().join(".bugle/.gitignore")).unwrap(), "*\n");
         #[cfg(unix)]

@@ -139,8 +139,8 @@ async fn refusal(mut response: Response) -> Error {
             break;
         }
     }
-    let body = serde_json::from_slice(&text)
-        .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&text).into_owned()));
+    let body =
+        serde_json::from_slice(&text).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&text).into_owned()));
     Error::Status { status, message: message_of(status, &body), body, retry_after }
 }
 

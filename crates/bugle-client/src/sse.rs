@@ -96,7 +96,8 @@ mod tests {
 
     #[test]
     fn http_021_frames_are_the_same_however_the_bytes_are_cut() {
-        let stream = ": connected\n\nid: 1-2\ndata: {\"a\":\"é\"}\n\nevent: gap\r\ndata: {}\r\n\r\nretry: 5\n\ndata: [DONE]\n\n";
+        let stream =
+            ": connected\n\nid: 1-2\ndata: {\"a\":\"é\"}\n\nevent: gap\r\ndata: {}\r\n\r\nretry: 5\n\ndata: [DONE]\n\n";
         let expected = vec![
             Frame::Comment("connected".into()),
             event(Some("1-2"), "", "{\"a\":\"é\"}"),

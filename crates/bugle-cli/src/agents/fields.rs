@@ -21,13 +21,33 @@ use crate::{settings::Problem, text::nearest};
 
 /// Fields of this version.
 const KNOWN: [&str; 14] = [
-    "id", "name", "description", "model", "tools", "memory", "maxSteps", "modelSettings", "providerOptions",
-    "toolChoice", "activeTools", "interrupt", "onStepLimit", "metadata",
+    "id",
+    "name",
+    "description",
+    "model",
+    "tools",
+    "memory",
+    "maxSteps",
+    "modelSettings",
+    "providerOptions",
+    "toolChoice",
+    "activeTools",
+    "interrupt",
+    "onStepLimit",
+    "metadata",
 ];
 /// Fields that a later version has. With a value that asks for nothing they are taken.
 const LATER: [&str; 10] = [
-    "agents", "requireToolApproval", "inputProcessors", "outputProcessors", "errorProcessors", "signals",
-    "notifications", "backgroundTasks", "delegation", "isTaskComplete",
+    "agents",
+    "requireToolApproval",
+    "inputProcessors",
+    "outputProcessors",
+    "errorProcessors",
+    "signals",
+    "notifications",
+    "backgroundTasks",
+    "delegation",
+    "isTaskComplete",
 ];
 /// Fields of other tools, ignored with a warning.
 const FOREIGN: [&str; 4] = ["color", "permissionMode", "skills", "hooks"];
@@ -283,7 +303,9 @@ impl<'a> Reader<'a> {
                     }
                     _ => self.wrong(key, "model.headers: must be fields"),
                 },
-                ("id" | "url" | "apiKey" | "api", None) => self.wrong(key, format!("model.{}: must be a text", key.name)),
+                ("id" | "url" | "apiKey" | "api", None) => {
+                    self.wrong(key, format!("model.{}: must be a text", key.name))
+                }
                 (name, _) => self.wrong(key, format!("model.{name}: unknown field")),
             }
         }

@@ -20,6 +20,9 @@ use crate::settings::{Problem, Settings};
 /// The tools that an agent file can name.
 pub(crate) const BUILT_IN_TOOLS: [&str; 1] = ["notification-inbox"];
 
+/// Metadata of the agent that clients take when they name none: `agents.default`, or the demo's assistant.
+pub(crate) const DEFAULT_MARK: &str = "bugleDefault";
+
 /// An agent that can be served.
 #[derive(Debug, Clone)]
 pub(crate) struct Served {
@@ -149,8 +152,12 @@ fn build(definition: &Definition, settings: &Settings) -> Result<Served, String>
     if let Some(memory) = &definition.memory {
         builder = builder.memory(MemoryOptions::clone(memory));
     }
-    if let Some(metadata) = &definition.metadata {
-        builder = builder.metadata(metadata.clone());
+    let mut metadata = definition.metadata.clone();
+    if settings.text("agents.default") == Some(&definition.id) {
+        metadata.get_or_insert_default().insert(DEFAULT_MARK.into(), true.into());
+    }
+    if let Some(metadata) = metadata {
+        builder = builder.metadata(metadata);
     }
     let agent = builder.build().map_err(|error| error.to_string())?;
     Ok(Served { agent, model: definition.model_names.join(", "), missing: definition.missing.clone() })

@@ -92,8 +92,11 @@ impl Models {
             let known: Vec<&str> = self.aliases.keys().map(String::as_str).collect();
             let near = nearest(full, known.iter().copied());
             let near = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
-            let known = if known.is_empty() { "there are none".into() } else { format!("known are {}", known.join(", ")) };
-            return Err(format!("{full:?} is neither provider/model nor an alias under [models.aliases] ({known}){near}"));
+            let known =
+                if known.is_empty() { "there are none".into() } else { format!("known are {}", known.join(", ")) };
+            return Err(format!(
+                "{full:?} is neither provider/model nor an alias under [models.aliases] ({known}){near}"
+            ));
         }
         let model = bugle_models::resolve(full, &self.providers).map_err(|error| error.to_string())?;
         let provider = full.split('/').next().unwrap_or_default();
@@ -132,7 +135,11 @@ impl Models {
         }
         let model: SharedModel = Arc::new(builder.build());
         let entry = ModelEntry { model, max_retries };
-        Ok(Resolved { entry, name: format!("{provider}/{}", id.split_once('/').map_or(id, |(_, model)| model)), missing: None })
+        Ok(Resolved {
+            entry,
+            name: format!("{provider}/{}", id.split_once('/').map_or(id, |(_, model)| model)),
+            missing: None,
+        })
     }
 }
 

@@ -16,7 +16,8 @@ fn project(files: &[(&str, &str)], toml: &str) -> (tempfile::TempDir, Settings, 
     (directory, settings, models)
 }
 
-const DEFAULT: &str = "[models]\ndefault = \"scripted/scripted\"\n[models.aliases]\nfast = \"groq/llama-3.3-70b-versatile\"\n";
+const DEFAULT: &str =
+    "[models]\ndefault = \"scripted/scripted\"\n[models.aliases]\nfast = \"groq/llama-3.3-70b-versatile\"\n";
 
 fn problems(text: &str) -> Vec<String> {
     let (_directory, settings, models) = project(&[("a.md", text)], DEFAULT);
@@ -46,7 +47,14 @@ fn cli_010_front_matter_is_optional_and_endings_do_not_matter() {
 #[test]
 fn cli_010_files_that_are_no_agents_are_left_alone() {
     let (_directory, settings, models) = project(
-        &[("README.md", "x"), ("_draft.md", "x"), (".hidden.md", "x"), ("notes.txt", "x"), ("b.md", "Help."), ("a.md", "Help.")],
+        &[
+            ("README.md", "x"),
+            ("_draft.md", "x"),
+            (".hidden.md", "x"),
+            ("notes.txt", "x"),
+            ("b.md", "Help."),
+            ("a.md", "Help."),
+        ],
         DEFAULT,
     );
     let found = load(&settings, &models);
@@ -72,7 +80,9 @@ fn cli_011_all_fields_of_this_version_are_taken() {
 #[test]
 fn cli_012_every_error_names_file_line_and_what_is_known() {
     assert_eq!(
-        problems("---\nid: 'no good'\nmodle: x/y\nmaxSteps: 0\ntools:\n  - notification-inbox\n  - Read\nmodel: fsat\nmemory: 5\ninterrupt: maybe\n---\n"),
+        problems(
+            "---\nid: 'no good'\nmodle: x/y\nmaxSteps: 0\ntools:\n  - notification-inbox\n  - Read\nmodel: fsat\nmemory: 5\ninterrupt: maybe\n---\n"
+        ),
         [
             "agents/a.md:2:1: id: \"no good\" must be letters, digits, - and _, at most 63, beginning with a letter or digit",
             "agents/a.md:3:1: modle: unknown field; did you mean \"model\"?",
@@ -95,13 +105,18 @@ fn cli_012_two_agents_cannot_have_one_id() {
     let (_directory, settings, models) = project(&[("a.md", "Help."), ("b.md", "---\nid: a\n---\nHelp.")], DEFAULT);
     let found = load(&settings, &models);
     assert_eq!(found.agents.len(), 1);
-    assert_eq!(found.problems[0].to_string(), "agents/b.md:2:1: a second agent with the id a; the first is agents/a.md");
+    assert_eq!(
+        found.problems[0].to_string(),
+        "agents/b.md:2:1: a second agent with the id a; the first is agents/a.md"
+    );
 }
 
 #[test]
 fn what_this_version_lacks_is_refused_in_agent_files_too() {
     assert_eq!(
-        problems("---\nagents: [research]\ntools: { notification-inbox: { approval: true }, mcp__x__y: {} }\nsignals: [tasks]\n---\nHelp."),
+        problems(
+            "---\nagents: [research]\ntools: { notification-inbox: { approval: true }, mcp__x__y: {} }\nsignals: [tasks]\n---\nHelp."
+        ),
         [
             "agents/a.md:2:1: agents is not in this version; remove it",
             "agents/a.md:3:31: tools.notification-inbox.approval is not in this version; remove it",
@@ -124,14 +139,19 @@ fn cli_011_a_file_of_another_tool_loads_with_one_warning() {
 
 #[test]
 fn cli_064_a_missing_key_is_known_before_the_first_run() {
-    assert_eq!(one("---\nmodel: openai/gpt-4o-mini\n---\nHelp.").missing, ["OPENAI_API_KEY is not set; its runs will fail"]);
+    assert_eq!(
+        one("---\nmodel: openai/gpt-4o-mini\n---\nHelp.").missing,
+        ["OPENAI_API_KEY is not set; its runs will fail"]
+    );
     assert!(one("---\nmodel: fast\n---\nHelp.").missing.is_empty());
     assert!(one("---\nmodel: ollama/qwen3\n---\nHelp.").missing.is_empty());
 }
 
 #[test]
 fn loop_220_a_model_can_be_at_an_address_of_its_own() {
-    let served = one("---\nmodel: { id: custom/m, url: 'http://127.0.0.1:1/v1', apiKey: 'env:GROQ_API_KEY', maxRetries: 0 }\n---\nHelp.");
+    let served = one(
+        "---\nmodel: { id: custom/m, url: 'http://127.0.0.1:1/v1', apiKey: 'env:GROQ_API_KEY', maxRetries: 0 }\n---\nHelp.",
+    );
     assert_eq!(served.model, "custom/m");
     assert_eq!(
         problems("---\nmodel: { id: custom/m, url: 'http://127.0.0.1:1/v1', apiKey: 'env:NONE', x: 1 }\n---\nHelp."),

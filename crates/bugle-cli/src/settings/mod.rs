@@ -4,7 +4,6 @@ mod read;
 mod table;
 pub(crate) mod value;
 
-pub(crate) use table::{CLIENT_VARIABLES, Kind};
 pub(crate) use value::{Scalar, parse_duration};
 
 use std::{
@@ -38,7 +37,10 @@ impl fmt::Display for Problem {
 pub(crate) enum Origin {
     Default,
     /// `bugle.toml:3:1`, and the directory that its relative paths are relative to.
-    File { place: String, directory: PathBuf },
+    File {
+        place: String,
+        directory: PathBuf,
+    },
     Variable(String),
     Flag(&'static str),
 }

@@ -59,7 +59,8 @@ impl Reader<'_> {
 
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) {
         for (name, value) in table {
-            let path = if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
+            let path =
+                if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
             let at = name.span().start;
             match (path.as_str(), value.get_ref()) {
                 ("auth.tokens", DeValue::Array(rows)) => {
@@ -221,9 +222,8 @@ fn siblings(section: &str) -> Vec<String> {
     let prefix = if section.is_empty() { String::new() } else { format!("{section}.") };
     let more = ["auth.tokens", "models.aliases", "models.providers", "webhooks"];
     let paths = TABLE.iter().map(|key| key.path).chain(more);
-    let mut names: Vec<String> = paths
-        .filter_map(|path| path.strip_prefix(&prefix)?.split('.').next().map(str::to_owned))
-        .collect();
+    let mut names: Vec<String> =
+        paths.filter_map(|path| path.strip_prefix(&prefix)?.split('.').next().map(str::to_owned)).collect();
     names.dedup();
     names
 }
@@ -283,7 +283,8 @@ pub(super) fn environment(settings: &mut Settings, problems: &mut Vec<Problem>, 
             Err(message) => problems.push(Problem { place: variable.clone(), message }),
         }
     }
-    let listen_is_said = settings.values.get("server.listen").is_some_and(|it| matches!(it.origin, Origin::Variable(_)));
+    let listen_is_said =
+        settings.values.get("server.listen").is_some_and(|it| matches!(it.origin, Origin::Variable(_)));
     if !listen_is_said && (env.get("HOST").is_some() || env.get("PORT").is_some()) {
         host_and_port(settings, problems, env);
     }

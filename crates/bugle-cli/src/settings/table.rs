@@ -9,10 +9,19 @@ pub(crate) enum Kind {
     Address,
     Bool,
     Choice(&'static [&'static str]),
-    Int { min: i64, max: i64 },
+    Int {
+        min: i64,
+        max: i64,
+    },
     Ratio,
-    Duration { min_ms: u64, max_ms: u64 },
-    Size { min: u64, max: u64 },
+    Duration {
+        min_ms: u64,
+        max_ms: u64,
+    },
+    Size {
+        min: u64,
+        max: u64,
+    },
     List,
     Secret,
     /// A table whose keys are free.
@@ -114,7 +123,12 @@ pub(crate) const TABLE: &[Key] = &[
     key("models.default", Kind::Text, None),
     key("agents.dirs", Kind::List, Some("agents")),
     key("agents.default", Kind::Text, None),
-    Key { path: "mcp.files", kind: Kind::List, default: Some(".mcp.json"), support: Support::Only(&["[]", "[.mcp.json]"]) },
+    Key {
+        path: "mcp.files",
+        kind: Kind::List,
+        default: Some(".mcp.json"),
+        support: Support::Only(&["[]", "[.mcp.json]"]),
+    },
     only("notifications.dispatch", Kind::Bool, &["false"]),
     later("notifications.batch-size", COUNT),
     later("notifications.safety-poll", TIME),

@@ -87,8 +87,14 @@ fn what_this_version_lacks_is_refused_and_never_ignored() {
         ("[auth]\nmode = \"jwt\"", "auth.mode = jwt is not in this version; only none or tokens is"),
         ("[auth.jwt]\nsecret = \"env:X\"", "auth.jwt.secret is not in this version; remove it"),
         ("[pubsub]\nurl = \"redis://h\"", "pubsub.url = redis://h is not in this version; only memory: is"),
-        ("[storage]\nretention = { messages = \"7d\" }", "storage.retention = {1 entries} is not in this version; only {} is"),
-        ("[mcp]\nfiles = [\"tools.json\"]", "mcp.files = [tools.json] is not in this version; only [] or [.mcp.json] is"),
+        (
+            "[storage]\nretention = { messages = \"7d\" }",
+            "storage.retention = {1 entries} is not in this version; only {} is",
+        ),
+        (
+            "[mcp]\nfiles = [\"tools.json\"]",
+            "mcp.files = [tools.json] is not in this version; only [] or [.mcp.json] is",
+        ),
         ("[models.providers.x]\nheaders = {}", "models.providers.x.headers is not in this version; remove it"),
     ] {
         let problems = load(toml, &[]).unwrap_err();
@@ -121,7 +127,8 @@ fn cli_004_secrets_come_from_variables_and_files_and_are_never_shown() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("key"), "from-file\n").unwrap();
     let env = env(&[("KEY", "from-variable")]);
-    let of = |raw: &str| secret(&SecretString::from(raw), directory.path(), &env).map(|it| it.expose_secret().to_owned());
+    let of =
+        |raw: &str| secret(&SecretString::from(raw), directory.path(), &env).map(|it| it.expose_secret().to_owned());
     assert_eq!(of("env:KEY").unwrap(), "from-variable");
     assert_eq!(of("file:key").unwrap(), "from-file");
     assert_eq!(of("literal").unwrap(), "literal");

@@ -108,9 +108,7 @@ impl Kind {
                 }
                 Scalar::Text(text.to_owned())
             }
-            Self::Int { .. } => {
-                Scalar::Int(text.trim().parse().map_err(|_| format!("{text:?} is no whole number"))?)
-            }
+            Self::Int { .. } => Scalar::Int(text.trim().parse().map_err(|_| format!("{text:?} is no whole number"))?),
             Self::Ratio => Scalar::Ratio(text.trim().parse().map_err(|_| format!("{text:?} is no number"))?),
             Self::Duration { .. } => Scalar::Duration(parse_duration(text)?),
             Self::Size { .. } => Scalar::Size(parse_size(text)?),
