@@ -27,6 +27,12 @@ pub(crate) struct Models {
     env: Env,
 }
 
+impl std::fmt::Debug for Models {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Models").field("aliases", &self.aliases).field("default", &self.default).finish_non_exhaustive()
+    }
+}
+
 /// A model found by name.
 #[derive(Debug, Clone)]
 pub(crate) struct Resolved {

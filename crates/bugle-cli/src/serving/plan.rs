@@ -20,9 +20,9 @@ use crate::{
 const TOKEN_LEN_MIN: usize = 16;
 
 /// A server to be.
+#[derive(Debug)]
 pub(super) struct Plan {
     pub(super) settings: Settings,
-    env: Env,
     models: Models,
     pub(super) agents: Vec<Served>,
     pub(super) is_demo: bool,
