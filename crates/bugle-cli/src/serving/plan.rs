@@ -81,7 +81,7 @@ impl Plan {
         let (host, port) = settings.text("server.listen").and_then(address).unwrap_or_default();
         let auth = auth(&settings, &env, &host)?;
         let mut plan =
-            Self { models, agents, is_demo: false, left_out: problems, warnings, auth, host, port, env, settings };
+            Self { models, agents, is_demo: false, left_out: problems, warnings, auth, host, port, settings };
         plan.check_server()?;
         let more = std::mem::take(&mut plan.settings.warnings);
         plan.warnings.extend(more);
