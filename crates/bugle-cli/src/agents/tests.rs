@@ -119,8 +119,8 @@ fn what_this_version_lacks_is_refused_in_agent_files_too() {
         ),
         [
             "agents/a.md:2:1: agents is not in this version; remove it",
-            "agents/a.md:3:31: tools.notification-inbox.approval is not in this version; remove it",
-            "agents/a.md:3:51: tools: mcp__x__y: tool servers are not in this version; remove it",
+            "agents/a.md:3:32: tools.notification-inbox.approval is not in this version; remove it",
+            "agents/a.md:3:50: tools: mcp__x__y: tool servers are not in this version; remove it",
             "agents/a.md:4:1: signals is not in this version; remove it",
         ]
     );
@@ -155,7 +155,7 @@ fn loop_220_a_model_can_be_at_an_address_of_its_own() {
     assert_eq!(served.model, "custom/m");
     assert_eq!(
         problems("---\nmodel: { id: custom/m, url: 'http://127.0.0.1:1/v1', apiKey: 'env:NONE', x: 1 }\n---\nHelp."),
-        ["agents/a.md:2:73: model.x: unknown field"]
+        ["agents/a.md:2:74: model.x: unknown field"]
     );
 }
 

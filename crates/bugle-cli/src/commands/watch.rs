@@ -1,5 +1,7 @@
 //! `bugle watch`: a thread as it happens (CLI-056).
 
+use std::time::{Duration, Instant};
+
 use bugle::json::json;
 use bugle_client::{Delivery, SubscribeOptions, Thread};
 
@@ -13,6 +15,8 @@ use crate::{
 
 /// How many stored messages are shown after a gap.
 const RELOAD: u32 = 20;
+/// How old a count of the queue gets while chunks come.
+const RECOUNT: Duration = Duration::from_millis(500);
 
 pub(super) async fn run(args: Watch, session: &Session) -> Result<u8, Failure> {
     // Nothing is ever asked in this version, so `--read-only` holds by itself.
@@ -24,6 +28,7 @@ pub(super) async fn run(args: Watch, session: &Session) -> Result<u8, Failure> {
     let mut subscription = thread.subscribe(options).await?;
     let mut screen = Screen::new(out, !args.no_signals);
     let mut left = args.runs;
+    let mut counted = Instant::now();
     if !out.json {
         out.note(Style::Dim, &format!("watching thread {} of {}; Ctrl-C ends", thread.id(), thread.resource()));
         count_queue(&thread, &mut screen).await;
@@ -39,9 +44,11 @@ pub(super) async fn run(args: Watch, session: &Session) -> Result<u8, Failure> {
                     screen.chunk(&chunk);
                 }
                 let ends = chunk.ends_run();
-                // The queue changes when runs start and end, and when input comes: that is when it is counted.
-                if !out.json && (ends || matches!(chunk.kind(), "start" | "data-user-message" | "data-signal")) {
+                // The queue is counted when runs start and end and when input comes, and now and then as a run goes on.
+                let is_turn = ends || matches!(chunk.kind(), "start" | "data-user-message" | "data-signal");
+                if !out.json && (is_turn || counted.elapsed() >= RECOUNT) {
                     count_queue(&thread, &mut screen).await;
+                    counted = Instant::now();
                 }
                 if ends && let Some(runs) = &mut left {
                     *runs = runs.saturating_sub(1);

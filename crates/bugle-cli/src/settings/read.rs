@@ -37,24 +37,29 @@ pub(super) fn file(settings: &mut Settings, problems: &mut Vec<Problem>, shown: 
     let directory = path.parent().unwrap_or(Path::new("."));
     let source = Source { shown, directory, text };
     let (table, errors) = DeTable::parse_recoverable(text);
+    let mut found = Vec::new();
     for error in &errors {
         let at = error.span().map_or(0, |span| span.start);
-        problems.push(Problem { place: source.place(at), message: error.message().to_owned() });
+        found.push((at, Problem { place: source.place(at), message: error.message().to_owned() }));
     }
     if errors.is_empty() {
-        Reader { settings, problems, source }.table("", table.get_ref());
+        Reader { settings, problems: &mut found, source }.table("", table.get_ref());
     }
+    // In the order of the file, not in that of the parser's tables.
+    found.sort_by_key(|(at, _)| *at);
+    problems.extend(found.into_iter().map(|(_, problem)| problem));
 }
 
 struct Reader<'a> {
     settings: &'a mut Settings,
-    problems: &'a mut Vec<Problem>,
+    /// With the byte each is at.
+    problems: &'a mut Vec<(usize, Problem)>,
     source: Source<'a>,
 }
 
 impl Reader<'_> {
     fn wrong(&mut self, at: usize, message: impl Into<String>) {
-        self.problems.push(Problem { place: self.source.place(at), message: message.into() });
+        self.problems.push((at, Problem { place: self.source.place(at), message: message.into() }));
     }
 
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) {

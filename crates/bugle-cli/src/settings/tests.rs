@@ -148,8 +148,8 @@ fn cli_003_rows_of_tokens_are_checked() {
     assert_eq!(
         problems,
         [
-            "bugle.toml:2:1: auth.tokens.tokn: unknown key; did you mean \"token\"?",
             "bugle.toml:1:1: auth.tokens.token: missing",
+            "bugle.toml:2:1: auth.tokens.tokn: unknown key; did you mean \"token\"?",
             "bugle.toml:5:9: auth.tokens.token: must be a text",
         ]
     );
