@@ -61,6 +61,7 @@ impl Out {
     }
 
     /// Writes to stdout and flushes.
+    #[allow(clippy::unused_self, reason = "whoever writes has been given the place to write to")]
     pub(crate) fn print(self, text: &str) {
         let mut stdout = io::stdout().lock();
         if let Err(error) = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {

@@ -36,7 +36,7 @@ impl Agent {
 
     /// The thread `thread` of `resource`, answered by this agent. Nothing is sent yet.
     pub fn thread(&self, resource: impl Into<String>, thread: impl Into<String>) -> Thread {
-        Thread { agent: self.clone(), resource: resource.into(), thread: thread.into() }
+        Thread { agent: self.clone(), resource: resource.into(), id: thread.into() }
     }
 
     /// Runs the agent and waits for its answer. `messages` is text or an array of messages; `options` are the fields
@@ -66,13 +66,13 @@ fn run_body(messages: Value, mut options: Object) -> Value {
 pub struct Thread {
     agent: Agent,
     resource: String,
-    thread: String,
+    id: String,
 }
 
 impl Thread {
     /// The thread's id.
     pub fn id(&self) -> &str {
-        &self.thread
+        &self.id
     }
 
     /// The resource it belongs to.
@@ -89,28 +89,28 @@ impl Thread {
     /// sent afterwards is seen from its first chunk (HTTP-099).
     pub async fn subscribe(&self, options: SubscribeOptions) -> Result<Subscription, Error> {
         let path = format!("{}/threads/subscribe", self.agent.path);
-        let body = json!({"threadId": self.thread, "resourceId": self.resource, "eventIds": true});
+        let body = json!({"threadId": self.id, "resourceId": self.resource, "eventIds": true});
         Subscription::open(self.agent.http.clone(), path, body, options).await
     }
 
     /// Text of a person, seen now: it steers the running loop, or wakes an idle agent.
     pub async fn send_message(&self, message: Input) -> Result<Accepted, Error> {
-        self.post("send-message", message.message_body(&self.resource, &self.thread)).await
+        self.post("send-message", message.message_body(&self.resource, &self.id)).await
     }
 
     /// Text of a person that gets a turn of its own.
     pub async fn queue_message(&self, message: Input) -> Result<Accepted, Error> {
-        self.post("queue-message", message.message_body(&self.resource, &self.thread)).await
+        self.post("queue-message", message.message_body(&self.resource, &self.id)).await
     }
 
     /// Context made by a system, seen now.
     pub async fn send_signal(&self, signal: Input) -> Result<Accepted, Error> {
-        self.post("signals", signal.signal_body(&self.resource, &self.thread)).await
+        self.post("signals", signal.signal_body(&self.resource, &self.id)).await
     }
 
     /// Context made by a system that gets a turn of its own.
     pub async fn queue_signal(&self, signal: Input) -> Result<Accepted, Error> {
-        self.post("queue-signal", signal.signal_body(&self.resource, &self.thread)).await
+        self.post("queue-signal", signal.signal_body(&self.resource, &self.id)).await
     }
 
     /// Answers a call that waits for a person (HTTP-102). `reason` and `resumeData` go into `fields`.
@@ -145,7 +145,7 @@ impl Thread {
     /// The input that waits, in the order it will be taken (HTTP-240).
     pub async fn pending(&self) -> Result<Vec<PendingInput>, Error> {
         let path = format!("{}/threads/pending", self.agent.path);
-        let query = [("threadId", &self.thread), ("resourceId", &self.resource)];
+        let query = [("threadId", &self.id), ("resourceId", &self.resource)];
         let http = &self.agent.http;
         let answer: Pending = http.json(http.request(Method::GET, &path).query(&query)).await?;
         Ok(answer.pending)
@@ -173,7 +173,7 @@ impl Thread {
     }
 
     fn with(&self, mut body: Object) -> Value {
-        body.insert("threadId".into(), json!(self.thread));
+        body.insert("threadId".into(), json!(self.id));
         body.insert("resourceId".into(), json!(self.resource));
         Value::Object(body)
     }

@@ -88,7 +88,8 @@ impl Client {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Threads {
-            threads: Vec<StoredThread>,
+            #[serde(rename = "threads")]
+            items: Vec<StoredThread>,
             #[serde(default)]
             total: u64,
             #[serde(default)]
@@ -103,8 +104,8 @@ impl Client {
             fields.push(("perPage", per_page.to_string()));
         }
         let request = self.http.request(Method::GET, "/memory/threads").query(&fields);
-        let Threads { threads, total, has_more } = self.http.json(request).await?;
-        Ok(Page { items: threads, total, has_more })
+        let Threads { items, total, has_more } = self.http.json(request).await?;
+        Ok(Page { items, total, has_more })
     }
 
     /// A thread (HTTP-152). `resource` hides other resources' threads.
@@ -127,7 +128,8 @@ impl Client {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
         struct Messages {
-            messages: Vec<StoredMessage>,
+            #[serde(rename = "messages")]
+            items: Vec<StoredMessage>,
             #[serde(default)]
             total: u64,
             #[serde(default)]
@@ -137,8 +139,8 @@ impl Client {
         let newest = [("orderBy[field]", "createdAt"), ("orderBy[direction]", "DESC")];
         let pages = [("page", page), ("perPage", per_page)];
         let request = self.http.request(Method::GET, &path).query(&newest).query(&pages);
-        let Messages { messages, total, has_more } = self.http.json(request.query(&resource_query(resource))).await?;
-        Ok(Page { items: messages, total, has_more })
+        let Messages { items, total, has_more } = self.http.json(request.query(&resource_query(resource))).await?;
+        Ok(Page { items, total, has_more })
     }
 
     /// Deletes a thread and its messages (HTTP-155). `agent` is any agent of the server; the API asks for one.

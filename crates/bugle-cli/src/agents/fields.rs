@@ -304,7 +304,7 @@ impl<'a> Reader<'a> {
                     _ => self.wrong(key, "model.headers: must be fields"),
                 },
                 ("id" | "url" | "apiKey" | "api", None) => {
-                    self.wrong(key, format!("model.{}: must be a text", key.name))
+                    self.wrong(key, format!("model.{}: must be a text", key.name));
                 }
                 (name, _) => self.wrong(key, format!("model.{name}: unknown field")),
             }

@@ -77,7 +77,7 @@ impl Document {
             return Err((1, 1, format!("the file has more than {FILE_LEN_MAX} bytes, too many for an agent")));
         }
         let text = std::str::from_utf8(bytes).map_err(|error| {
-            let line = bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() + 1;
+            let line = bytes[..error.valid_up_to()].split(|byte| *byte == b'\n').count();
             (line, 1, "the file is not UTF-8".to_owned())
         })?;
         let text = text.strip_prefix('\u{feff}').unwrap_or(text).replace("\r\n", "\n");

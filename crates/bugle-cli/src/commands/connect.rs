@@ -56,7 +56,11 @@ impl Connection {
         }
         let agents = self.client.agents().await?;
         let marked = agents.iter().find(|(_, agent)| {
-            agent.fields.get("metadata").and_then(|metadata| metadata.get(DEFAULT_MARK)).and_then(|mark| mark.as_bool())
+            agent
+                .fields
+                .get("metadata")
+                .and_then(|metadata| metadata.get(DEFAULT_MARK))
+                .and_then(bugle::json::Value::as_bool)
                 == Some(true)
         });
         if let Some((key, _)) = marked {

@@ -109,7 +109,7 @@ pub(crate) fn command_with(target: &Target, command: &str) -> String {
         [("-s", &target.server), ("-a", &target.agent), ("-t", &target.thread), ("-r", &target.resource)]
     {
         if let Some(value) = value {
-            text.push_str(&format!(" {flag} {value}"));
+            text.extend([" ", flag, " ", value]);
         }
     }
     text

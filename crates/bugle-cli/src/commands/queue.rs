@@ -1,6 +1,7 @@
 //! `bugle queue`: a message for a turn of its own; what waits, and changing it.
 
 use bugle::{
+    MessageId,
     json::json,
     runtime::{PendingInput, PendingMode, PromoteTo},
     signal::{ContentPart, Contents},
@@ -43,7 +44,7 @@ pub(super) async fn run(args: Queue, session: &Session) -> Result<u8, Failure> {
                 out.line(&format!("cancelled {id}"));
             }
         }
-        let left: Vec<&str> = ids.iter().filter(|id| !cancelled.contains(id)).map(|id| id.as_str()).collect();
+        let left: Vec<&str> = ids.iter().filter(|id| !cancelled.contains(id)).map(MessageId::as_str).collect();
         if !left.is_empty() {
             let what = format!("not waiting (taken already, or never known): {}", left.join(", "));
             return Err(Failure::new(exit::NOT_FOUND, what).hint("see what waits with: bugle queue --list"));
@@ -63,7 +64,8 @@ pub(super) async fn run(args: Queue, session: &Session) -> Result<u8, Failure> {
     }
     // Without text this is the list, whatever standard input is.
     let Some(text) = input::text(args.text.as_deref(), false).await? else {
-        return list(&thread.pending().await?, session);
+        list(&thread.pending().await?, session);
+        return Ok(0);
     };
     let input = input::input(text, &args.input, &[] as &[&str])?;
     if args.input.no_wait {
@@ -84,7 +86,7 @@ pub(super) async fn run(args: Queue, session: &Session) -> Result<u8, Failure> {
         .await
 }
 
-fn list(pending: &[PendingInput], session: &Session) -> Result<u8, Failure> {
+fn list(pending: &[PendingInput], session: &Session) {
     for entry in pending {
         if session.out.json {
             session.out.json_line(&json!(entry));
@@ -99,7 +101,6 @@ fn list(pending: &[PendingInput], session: &Session) -> Result<u8, Failure> {
             session.out.line(&format!("{}  {mode:<9}  {}", entry.signal_id, short(&text, 60)));
         }
     }
-    Ok(0)
 }
 
 /// The text of contents; files by name.

@@ -44,8 +44,8 @@ pub(super) async fn run(args: Watch, session: &Session) -> Result<u8, Failure> {
                     screen.chunk(&chunk);
                 }
                 let ends = chunk.ends_run();
-                // The queue is counted when runs start and end and when input comes, and now and then as a run goes on.
-                let is_turn = ends || matches!(chunk.kind(), "start" | "data-user-message" | "data-signal");
+                // The queue is counted when runs start and end, and now and then while one goes on.
+                let is_turn = ends || chunk.kind() == "start";
                 if !out.json && (is_turn || counted.elapsed() >= RECOUNT) {
                     count_queue(&thread, &mut screen).await;
                     counted = Instant::now();

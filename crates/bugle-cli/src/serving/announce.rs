@@ -25,9 +25,10 @@ pub(super) fn dev(plan: &Plan, origin: &str, storage: &str, out: Out, quiet: boo
             .collect();
         let mut text =
             format!("{}\n\n", out.paint(Style::Bold, concat!("bugle ", env!("CARGO_PKG_VERSION"), " (dev)")));
+        let mut rows = Vec::new();
         let mut row = |name: &str, value: &str| {
             if !value.is_empty() {
-                text.push_str(&format!("  {name:<9} {value}\n"));
+                rows.push(format!("  {name:<9} {value}"));
             }
         };
         row("API", &format!("{origin}{prefix}"));
@@ -37,8 +38,8 @@ pub(super) fn dev(plan: &Plan, origin: &str, storage: &str, out: Out, quiet: boo
         row("auth", &plan.auth_text());
         let hint =
             if plan.is_demo { "bugle send \"[[call clock]] [[say It is late.]]\"" } else { "bugle send \"Hello\"" };
-        text.push('\n');
-        text.push_str(&format!("  {:<9} {hint}\n", "try"));
+        rows.push(format!("\n  try       {hint}\n"));
+        text.push_str(&rows.join("\n"));
         out.print(&text);
     }
     warnings(plan, out);

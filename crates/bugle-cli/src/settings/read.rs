@@ -69,7 +69,7 @@ impl Reader<'_> {
             let at = name.span().start;
             match (path.as_str(), value.get_ref()) {
                 ("auth.tokens", DeValue::Array(rows)) => {
-                    for row in rows.iter() {
+                    for row in rows {
                         self.token(row);
                     }
                 }

@@ -56,7 +56,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 
 fn show_duration(duration: Duration) -> String {
     let millis = duration.as_millis();
-    let unit = UNITS.iter().rev().find(|(_, factor)| millis % u128::from(*factor) == 0 && millis > 0);
+    let unit = UNITS.iter().rev().find(|(_, factor)| millis.is_multiple_of(u128::from(*factor)) && millis > 0);
     let (name, factor) = unit.copied().unwrap_or(("ms", 1));
     format!("{}{name}", millis / u128::from(factor))
 }
