@@ -32,8 +32,10 @@ pub(crate) struct Committer {
     agent_id: String,
     /// Rows are written at all: the agent has memory, and it is not read-only.
     stores: bool,
-    /// A record is kept, so that another process can go on.
+    /// A record is kept, so that another process can go on. A plain run gets one when it takes in input of others.
     records: bool,
+    /// Nobody but subscribers waits for the run, so that it can be left to another process.
+    woken: bool,
     create: Option<NewThread>,
 }
 
@@ -66,12 +68,13 @@ impl Committer {
             agent_id: prepared.agent.id().to_owned(),
             stores,
             records: woken && stores,
+            woken: woken && stores,
         }
     }
 
     /// Whether another process can go on with the run from its record.
     pub(super) fn is_recoverable(&self) -> bool {
-        self.records && self.target.is_some()
+        self.woken && self.target.is_some()
     }
 
     /// What a simulated run writes with.
@@ -89,7 +92,7 @@ impl Committer {
             ..NewThread::default()
         };
         let target = Some(Target { storage, clock, thread, epoch });
-        Self { target, run_id, agent_id, stores: true, records: woken, create: Some(create) }
+        Self { target, run_id, agent_id, stores: true, records: woken, woken, create: Some(create) }
     }
 
     /// Writes a step; the run goes on.
@@ -113,6 +116,7 @@ impl Committer {
         snapshot: &RunSnapshot,
     ) -> Option<Commit> {
         let target = self.target.as_ref()?;
+        self.records |= self.stores && !entries.is_empty();
         if messages.is_empty() && entries.is_empty() && self.create.is_none() && !self.records {
             return None;
         }
@@ -160,10 +164,10 @@ impl Committer {
     pub(super) async fn roll_back(
         &mut self,
         own: Vec<MessageId>,
-        placed: &[InboxEntry],
+        (wake, joined): (Option<MessageId>, Vec<InboxEntry>),
         last_event: u64,
     ) -> Result<(), CommitError> {
-        match self.rollback_commit(own, placed, last_event) {
+        match self.rollback_commit(own, (wake, joined), last_event) {
             Some(commit) => self.write(commit).await,
             None => Ok(()),
         }
@@ -173,14 +177,14 @@ impl Committer {
     pub(crate) fn rollback_commit(
         &self,
         own: Vec<MessageId>,
-        placed: &[InboxEntry],
+        (wake, joined): (Option<MessageId>, Vec<InboxEntry>),
         last_event: u64,
     ) -> Option<Commit> {
         let target = self.target.as_ref()?;
         let mut commit = Commit::new(target.thread.clone(), target.epoch);
-        commit.consumed = placed.first().map(|entry| entry.signal.id.clone()).into_iter().collect();
+        commit.consumed = wake.into_iter().collect();
         commit.removed = own;
-        commit.returned = placed.iter().skip(1).cloned().collect();
+        commit.returned = joined;
         commit.run = RunChange::End { run_id: self.run_id.clone(), last_event };
         Some(commit)
     }

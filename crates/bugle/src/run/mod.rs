@@ -19,6 +19,8 @@ mod structured;
 mod tools;
 pub(crate) mod transcript;
 
+#[cfg(test)]
+pub(crate) use driver::give_back;
 pub(crate) use driver::{RunSeed, SeedKind, drive, failed_direct};
 pub use options::*;
 pub use output::*;

@@ -24,6 +24,8 @@ pub(super) struct Record {
     pub(super) unclear: bool,
     pub(super) cancelled: bool,
     pub(super) cleared: bool,
+    /// Taken out of the journal, whether somebody was told or not.
+    pub(super) removed: bool,
     pub(super) given_up: bool,
     pub(super) rolled_back: bool,
     pub(super) persisted: Option<bool>,
@@ -147,9 +149,9 @@ impl Oracle {
             if taken && !record.unclear {
                 if waits && restarted {
                     say(id, record, "still waits although all is quiet (SIG-451)");
-                } else if ended == 0 && !waits {
+                } else if ended == 0 && !waits && !record.removed {
                     say(id, record, "was accepted and is lost (SIG-451)");
-                } else if ended == 0 && !record.given_up {
+                } else if ended == 0 && waits {
                     say(id, record, "was accepted and waits for nobody (SIG-453)");
                 } else if ended > 1 {
                     say(id, record, "ended in more than one way (SIG-451, R18)");
@@ -210,6 +212,8 @@ impl Oracle {
         let Some((run, _)) = record.placed.last() else { return };
         let Some(note) = self.runs.get(run) else { return };
         match note.ends.last() {
+            // Its process died when the end was stored, and before anybody saw it.
+            None if note.end_landed => {}
             None => say(id, record, &format!("was placed by run {run}, which never ended: {note:?}")),
             Some(End::Finished | End::FinishedUnstored) if !note.read.contains(id) && !note.unanswered.contains(id) => {
                 say(id, record, &format!("was placed by run {run} and never read by a model: {note:?}"));

@@ -94,6 +94,8 @@ pub(super) struct Process {
     next_direct: usize,
     /// What the abort at work clears.
     clearing: Vec<MessageId>,
+    /// What the last removal took out of the journal.
+    removed: Vec<MessageId>,
     pub(super) placed_at: Timestamp,
 }
 
@@ -112,6 +114,7 @@ impl Process {
             next_ticket: 0,
             next_direct: life * 1000,
             clearing: Vec::new(),
+            removed: Vec::new(),
             placed_at: Timestamp::default(),
         }
     }
@@ -245,7 +248,7 @@ impl World {
                 let id = input.id().clone();
                 let sequence = self.oracle.next_sequence();
                 let record = self.record(&id);
-                if record.told.is_none() {
+                if record.mode.is_none() || (record.refused && record.told.is_none() && !record.unclear) {
                     record.mode = Some(input.entry.mode);
                     record.sequence = sequence;
                 }
@@ -280,8 +283,10 @@ impl World {
                     self.record(&id).refused = true;
                 }
             }
-            ThreadEffect::JournalRefused { ticket, id } => {
-                self.process.waiting.remove(&ticket);
+            ThreadEffect::JournalRefused { tickets, id } => {
+                for ticket in tickets {
+                    self.process.waiting.remove(&ticket);
+                }
                 self.record(&id).refused = true;
             }
             ThreadEffect::DirectRefused { run_id } => {
@@ -373,7 +378,7 @@ impl World {
             RunSource::Record => Seed::Record,
         };
         let agent = usize::from(start.agent_id == AGENTS[1]);
-        let run = SimRun::new(start.run_id, agent, seed, start.aborted, self.process.epoch);
+        let run = SimRun::new(start.run_id, agent, seed, (start.aborted, start.rollback), self.process.epoch);
         self.process.run = Some(run);
     }
 
@@ -418,9 +423,15 @@ impl World {
             }
             Op::Persist { message, given_up } => self.write_persist(*message, given_up, &claim, (fails, happens)),
             Op::Remove { ids, why } => {
-                if self.sabotage != Sabotage::ForgetRemoval {
-                    let _ = now(storage.remove_inbox(&self.key, &ids, why));
+                let removed = if self.sabotage == Sabotage::ForgetRemoval {
+                    ids
+                } else {
+                    now(storage.remove_inbox(&self.key, &ids, why)).unwrap_or_default()
+                };
+                for id in &removed {
+                    self.record(id).removed = true;
                 }
+                self.process.removed = removed;
                 Answer::Quiet
             }
             Op::Update(entry) => {
@@ -517,12 +528,14 @@ impl World {
     fn tell(&mut self, told: Told) {
         match told {
             Told::Cancelled(ids) => {
-                for id in ids {
+                let removed = std::mem::take(&mut self.process.removed);
+                for id in ids.into_iter().filter(|id| removed.contains(id)) {
                     self.record(&id).cancelled = true;
                 }
             }
             Told::Cleared(ids) => {
-                for id in ids {
+                let removed = std::mem::take(&mut self.process.removed);
+                for id in ids.into_iter().filter(|id| removed.contains(id)) {
                     self.record(&id).cleared = true;
                 }
             }
@@ -556,8 +569,8 @@ impl World {
         for (entry, outcome) in entries.into_iter().zip(accepted.entries) {
             let result = match outcome {
                 EntryOutcome::Appended { position } => Journal::Appended { position },
-                EntryOutcome::Waiting { run_id } => Journal::Known { run_id: Some(run_id) },
-                EntryOutcome::Placed { run_id } => Journal::Known { run_id },
+                EntryOutcome::Waiting { run_id } => Journal::Known { run_id: Some(run_id), waits: true },
+                EntryOutcome::Placed { run_id } => Journal::Known { run_id, waits: false },
             };
             self.feed(ThreadEvent::Journaled { id: entry.signal.id, result });
         }

@@ -1,6 +1,6 @@
 //! One run: performs what the run's machine says, as the driver does, one await at a time.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::collections::VecDeque;
 
 use serde_json::json;
 
@@ -16,8 +16,9 @@ use crate::{
     message::StoredMessage,
     model::ModelEvent,
     run::{
-        RunOptions, RunSnapshot,
+        RunSnapshot,
         commit::Committer,
+        give_back,
         machine::{Ending, ModelName, RunEffect, RunEvent, RunMachine, ToolOutcome, Verdict},
         settings::RunSettings,
         transcript::Transcript,
@@ -93,7 +94,7 @@ pub(super) struct SimRun {
 }
 
 impl SimRun {
-    pub(super) fn new(id: RunId, agent: usize, seed: Seed, aborted: bool, epoch: u64) -> Self {
+    pub(super) fn new(id: RunId, agent: usize, seed: Seed, (aborted, rollback): (bool, bool), epoch: u64) -> Self {
         Self {
             id,
             agent,
@@ -106,7 +107,7 @@ impl SimRun {
             blocked: Blocked::Preparing,
             aborted,
             abort_seen: false,
-            rollback: false,
+            rollback,
             nudged: false,
             script: VecDeque::new(),
             tools: Vec::new(),
@@ -343,7 +344,10 @@ impl World {
         let (messages, entries) = machine.take_commit();
         let rollback = run.rollback && machine.is_ending();
         let commit = if rollback {
-            committer.rollback_commit(machine.transcript().own_ids(), machine.placed(), 1)
+            {
+                let placed = (machine.wake().cloned(), machine.joined().cloned().collect());
+                committer.rollback_commit(machine.transcript().own_ids(), placed, 1)
+            }
         } else if machine.is_ending() {
             committer.end_commit(&messages, &entries, 1)
         } else {
@@ -537,22 +541,6 @@ impl World {
         }
         run.blocked = Blocked::Ended { returned, failed_to_start };
     }
-}
-
-/// After a rollback: what others had sent goes back to the thread, in order (ruling 33).
-fn give_back(machine: &RunMachine, in_hand: &mut Vec<Input>) {
-    let joined = machine.placed().iter().skip(1);
-    let back: Vec<Input> = joined
-        .map(|entry| Input {
-            entry: entry.clone(),
-            options: Arc::new(RunOptions::from_stored(&entry.options)),
-            own_options: true,
-            journaled: true,
-        })
-        .collect();
-    in_hand.splice(0..0, back);
-    let wake = machine.placed().first().map(|entry| entry.signal.id.clone());
-    in_hand.retain(|input| Some(input.id()) != wake.as_ref());
 }
 
 fn brief_event(event: &RunEvent) -> String {

@@ -266,12 +266,9 @@ impl World {
         self.process = Process::new(self.lives);
         self.lives += 1;
         self.recover();
-        if self.rng.chance(60) {
-            // As a runtime starts: what was left is read before anybody is served.
-            while self.process.can_write() || self.process.answer.is_some() {
-                if self.process.answer.is_some() { self.answer() } else { self.write() }
-            }
-        }
+        // As a runtime starts: what was left is read before anybody is served.
+        self.write();
+        self.answer();
     }
 
     pub(super) fn stored(&self) -> Stored {
