@@ -24,6 +24,8 @@ pub(super) struct Record {
     pub(super) unclear: bool,
     pub(super) cancelled: bool,
     pub(super) cleared: bool,
+    /// Its removal was asked for.
+    pub(super) leaving: bool,
     /// Taken out of the journal, whether somebody was told or not.
     pub(super) removed: bool,
     pub(super) given_up: bool,

@@ -301,6 +301,9 @@ impl World {
                 self.write_row(&input, true);
             }
             ThreadEffect::RemoveJournal { ids, why } => {
+                for id in &ids {
+                    self.record(id).leaving = true;
+                }
                 if why == InboxEnd::Cleared {
                     self.process.clearing.extend(ids.iter().cloned());
                 }

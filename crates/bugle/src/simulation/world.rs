@@ -14,7 +14,7 @@ use super::{
     rng::Rng,
 };
 use crate::{
-    id::{MessageId, RunId, ThreadKey},
+    id::{MessageId, RunId, ThreadKey, numbered},
     message::Role,
     runtime::{AbortOptions, ActiveBehavior, IdleBehavior, PromoteTo},
     signal::{Signal, SignalInput},
@@ -122,6 +122,7 @@ enum Move {
 
 impl World {
     pub(super) fn new(seed: u64, traced: bool, sabotage: Sabotage) -> Self {
+        numbered::start();
         let mut rng = Rng::new(seed);
         let clock = Arc::new(ManualClock::default());
         clock.pass(1_767_225_600_000);
@@ -345,7 +346,12 @@ impl World {
         }
         let id = self.rng.pick(&self.ids).clone();
         let record = &self.oracle.inputs[&id];
-        let over = record.cancelled || record.cleared || record.rolled_back || record.edited || record.given_up;
+        let over = record.leaving
+            || record.cancelled
+            || record.cleared
+            || record.rolled_back
+            || record.edited
+            || record.given_up;
         let kept = !record.transient && record.persisted.is_none() && record.mode.is_some();
         if over || !kept {
             return;
