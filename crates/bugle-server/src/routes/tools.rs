@@ -84,6 +84,7 @@ async fn run(call: &Call, tool: Tool, agent_id: &str) -> Answer {
         run_id: None,
         agent_id: agent_id.to_owned(),
         thread: None,
+        messages: Arc::default(),
         request_context: call.request_context(None),
         abort,
         resume_data: None,

@@ -24,6 +24,7 @@ fn context() -> ToolContext {
         run_id: None,
         agent_id: "a".into(),
         thread: None,
+        messages: std::sync::Arc::default(),
         request_context: crate::RequestContext::default(),
         abort: tokio_util::sync::CancellationToken::new(),
         resume_data: None,

@@ -247,6 +247,8 @@ pub struct ModelError {
     pub retry_after: Option<Duration>,
     /// What the provider answered, cut to 4 KiB.
     pub response_body: Option<String>,
+    /// Anything else that helps: which limit passed (LOOP-049).
+    pub details: Option<Value>,
 }
 
 /// The classes of model failures.
@@ -272,7 +274,7 @@ pub enum ModelErrorKind {
 impl ModelError {
     /// A failure of `kind`.
     pub fn new(kind: ModelErrorKind, message: impl Into<String>) -> Self {
-        Self { message: message.into(), kind, status: None, retry_after: None, response_body: None }
+        Self { message: message.into(), kind, status: None, retry_after: None, response_body: None, details: None }
     }
 
     /// Adds the provider's status.
@@ -320,6 +322,7 @@ impl ModelError {
             status_code: self.status,
             is_retryable: Some(self.is_retryable()),
             response_body: self.response_body.clone(),
+            details: self.details.clone(),
             ..ErrorInfo::new(name, self.message.clone())
         }
     }

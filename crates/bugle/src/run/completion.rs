@@ -1,8 +1,11 @@
 //! Judging whether the work is done (SCO §3).
 
-use std::time::{Duration, Instant};
+use std::{
+    panic::AssertUnwindSafe,
+    time::{Duration, Instant},
+};
 
-use futures::future::join_all;
+use futures::{FutureExt, future::join_all};
 
 use super::machine::{Verdict, passes};
 use crate::{
@@ -17,7 +20,9 @@ pub(crate) async fn judge(completion: &TaskCompletion, input: ScorerInput) -> Ve
         let input = &input;
         async move {
             let begun = Instant::now();
-            let outcome = tokio::time::timeout(completion.timeout, scorer.score(input)).await;
+            let judged = AssertUnwindSafe(scorer.score(input)).catch_unwind();
+            let outcome = tokio::time::timeout(completion.timeout, judged).await;
+            let outcome = outcome.map(|judged| judged.unwrap_or_else(|_| Err("the scorer panicked".to_owned())));
             let (score, timed_out) = match outcome {
                 Ok(Ok(score)) => (score, false),
                 Ok(Err(reason)) => (Score { score: 0.0, reason: Some(reason) }, false),

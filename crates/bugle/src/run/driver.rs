@@ -1,7 +1,8 @@
 //! Performs the effects of a run: asks the model, runs tools, commits, shows chunks. One task per run.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
+use futures::FutureExt;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -17,7 +18,7 @@ use super::{
     prepare::{Prepared, prepare},
     request::{Request, RequestEvent, timeout_error},
     settings::RunSettings,
-    tools::CallContext,
+    tools::{CallContext, panicked},
     transcript::Transcript,
 };
 use crate::{
@@ -30,7 +31,7 @@ use crate::{
     json::{Value, json},
     message::{PromptOptions, StoredMessage, build_prompt_for, to_model_messages},
     model::ModelRequest,
-    processor::ProcessInput,
+    processor::{ProcessInput, ProcessorError},
     runtime::{Bugle, Inner, RunInput},
     scorer::ScorerInput,
     storage::InboxEntry,
@@ -97,6 +98,8 @@ struct Driver {
     model_index: usize,
     tools: JoinSet<(usize, ToolOutcome)>,
     waiting_tools: VecDeque<super::machine::ToolRun>,
+    /// The conversation as the step's tools see it (LOOP-062).
+    tool_messages: Arc<[StoredMessage]>,
     running_tools: Vec<usize>,
     tool_abort: CancellationToken,
     tool_deadline: Option<Instant>,
@@ -105,8 +108,27 @@ struct Driver {
     total_deadline: Option<Instant>,
 }
 
-/// Runs a run to its end.
+/// Runs a run to its end, whatever the code of its agent does: a panic ends the run, not the thread.
 pub(crate) async fn drive(seed: RunSeed) {
+    let (shared, log, link) = (seed.shared.clone(), seed.log.clone(), seed.link.clone());
+    let retry = matches!(seed.kind, SeedKind::Woken);
+    if AssertUnwindSafe(drive_to_end(seed)).catch_unwind().await.is_ok() {
+        return;
+    }
+    let run_id = shared.run_id.clone();
+    tracing::error!(run = %run_id, "a run panicked");
+    if !shared.has_ended() {
+        let error = ErrorInfo::new("RunPanic", "the run was stopped by a panic in the agent's code; see the log");
+        let mut direct = failed_direct(&run_id, &error);
+        let last = direct.remove(0);
+        log.end_run(&shared, Some(last), DirectEnd { replaces_last: false, chunks: direct });
+    }
+    if let Some(link) = link {
+        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry, fenced: false }).await;
+    }
+}
+
+async fn drive_to_end(seed: RunSeed) {
     let RunSeed { agent, options, kind, shared, log, link, output, inner, streaming } = seed;
     let run_id = shared.run_id.clone();
     log.begin_run(&run_id);
@@ -168,6 +190,7 @@ pub(crate) async fn drive(seed: RunSeed) {
         model_index: 0,
         tools: JoinSet::new(),
         waiting_tools: VecDeque::new(),
+        tool_messages: Arc::default(),
         running_tools: Vec::new(),
         tool_abort: CancellationToken::new(),
         tool_deadline: None,
@@ -238,9 +261,9 @@ impl Driver {
                 () = nudged => events.push_back(RunEvent::InputWaits),
                 Some(written) = self.written.recv() => self.show_written(written),
                 event = request => match event {
-                    Some(RequestEvent::Answered(model)) => {
+                    Some(RequestEvent::Answered { model, warnings }) => {
                         self.model_index = self.request.as_ref().map_or(0, Request::model_index);
-                        events.push_back(RunEvent::Answered { model, warnings: Vec::new() });
+                        events.push_back(RunEvent::Answered { model, warnings });
                     }
                     Some(RequestEvent::Event(event)) => events.push_back(RunEvent::Model(event)),
                     Some(RequestEvent::Failed(error)) => {
@@ -374,6 +397,12 @@ impl Driver {
             }
             Err(super::commit::CommitError::Failed(error)) => {
                 self.machine.restore_commit(&messages, entries);
+                if self.machine.is_ending()
+                    && let Some(hook) = &self.prepared.options.hooks.on_error
+                {
+                    // What was said is not stored (MEM-054).
+                    guarded("onError", || hook(&error));
+                }
                 Some(RunEvent::CommitFailed(error))
             }
         }
@@ -418,6 +447,7 @@ impl Driver {
 
     fn start_tools(&mut self, runs: Vec<super::machine::ToolRun>) {
         self.waiting_tools = runs.into();
+        self.tool_messages = self.machine.transcript().messages().into();
         self.next_tools();
     }
 
@@ -429,6 +459,7 @@ impl Driver {
                 run_id: self.shared.run_id.clone(),
                 agent_id: self.prepared.agent.id().to_owned(),
                 thread: self.link.as_ref().map(|link| link.key.clone()),
+                messages: self.tool_messages.clone(),
                 request_context: self.prepared.options.request_context.clone(),
                 abort: self.tool_abort.clone(),
                 written: self.writer.clone(),
@@ -436,7 +467,12 @@ impl Driver {
             };
             let tools = self.prepared.tools.clone();
             self.running_tools.push(run.index);
-            self.tools.spawn(async move { (run.index, tools.run(run, context).await) });
+            let index = run.index;
+            self.tools.spawn(async move {
+                // Whatever of the tool panics, the call has an outcome (LOOP-080).
+                let outcome = AssertUnwindSafe(tools.run(run, context)).catch_unwind().await;
+                (index, outcome.unwrap_or_else(|panic| panicked(&*panic)))
+            });
         }
     }
 
@@ -629,7 +665,9 @@ async fn guard_later(prepared: &Prepared, now: Timestamp, entries: Vec<InboxEntr
 async fn guard(prepared: &Prepared, messages: &mut Vec<StoredMessage>) -> Result<(), TripwirePayload> {
     for processor in &prepared.agent.inner().input_processors {
         let mut input = ProcessInput { messages, request_context: &prepared.options.request_context };
-        if let Err(error) = processor.process_input(&mut input).await {
+        let judged = AssertUnwindSafe(processor.process_input(&mut input)).catch_unwind().await;
+        let judged = judged.unwrap_or_else(|_| Err(ProcessorError::Failed("the processor panicked".to_owned())));
+        if let Err(error) = judged {
             let processor_id = processor.id().to_owned();
             return Err(error.into_payload(&processor_id).unwrap_or_else(|reason| {
                 tracing::error!(processor = processor_id, reason, "an input processor failed; input is held back");

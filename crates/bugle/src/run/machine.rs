@@ -231,6 +231,8 @@ pub(crate) struct RunMachine {
     files: Vec<Chunk>,
     sources: Vec<Chunk>,
     step_result: Option<StepResult>,
+    /// The limit that cut the run, if its last step asked for more (LOOP-028).
+    stop_cause: Option<String>,
 }
 
 impl RunMachine {
@@ -267,6 +269,7 @@ impl RunMachine {
             files: Vec::new(),
             sources: Vec::new(),
             step_result: None,
+            stop_cause: None,
         }
     }
 
@@ -415,7 +418,9 @@ impl RunMachine {
             RunEvent::CommitFailed(error) => self.commit_failed(error, &mut effects),
             RunEvent::Answered { model, warnings } => {
                 self.model = model;
-                self.response.warnings.extend(warnings);
+                // Nothing of a model that failed before it is kept (LOOP-048).
+                self.response = Response::default();
+                self.response.warnings = warnings;
                 self.start_step(now, &mut effects);
             }
             RunEvent::Model(event) => self.model_event(event, now, &mut effects),
@@ -475,6 +480,7 @@ impl RunMachine {
             echoes.push(self.reject(entry, &tripwire, now));
         }
         if self.aborting {
+            self.mark_aborted();
             return self.end_with(Ending::Aborted, echoes, now, effects);
         }
         match point {
@@ -571,6 +577,7 @@ impl RunMachine {
             AfterCommit::NextStep { echoes } => {
                 self.show_echoes(echoes, effects);
                 self.finish_step(effects);
+                self.response = Response::default();
                 // D2: whatever came since D3 goes into the same request (R12).
                 self.phase = Phase::Draining(DrainPoint::Entry);
                 effects.push(RunEffect::Drain);
@@ -851,7 +858,7 @@ impl RunMachine {
         } else {
             finished.extend(self.steps.iter().cloned());
             finished.push(summary);
-            self.settings.stop_when.iter().any(|stop| (stop.0)(&finished)).then_some("stop-when")
+            self.settings.stop_when.iter().any(|stop| stop.is_met(&finished)).then_some("stop-when")
         };
         let Some(cause) = cause else {
             self.seal_step(true, None);
@@ -892,6 +899,11 @@ impl RunMachine {
         effects.push(self.chunk(Payload::IsTaskComplete(Value::Object(payload))));
         if verdict.passed || exhausted {
             self.pending_verdict = Some(verdict);
+            if exhausted && self.settings.on_step_limit == OnStepLimit::FollowUp {
+                // What waits gets a run of its own (SIG-204).
+                self.seal_step(false, None);
+                return self.end(Ending::Finished, now, effects);
+            }
             // The last look, since judging took a while (D4).
             self.phase = Phase::Draining(DrainPoint::Last);
             effects.push(RunEffect::Drain);
@@ -922,13 +934,14 @@ impl RunMachine {
 
     fn seal_step(&mut self, is_continued: bool, stop_cause: Option<&str>) {
         let finish = self.response.finish.clone();
+        self.stop_cause = stop_cause.map(str::to_owned);
         self.step_result = Some(StepResult {
             reason: self.reason(),
             raw_reason: finish.and_then(|finish| finish.raw_reason),
             is_continued,
             warnings: self.response.warnings.clone(),
             message_id: None,
-            stop_cause: stop_cause.map(str::to_owned),
+            stop_cause: self.stop_cause.clone(),
         });
     }
 
@@ -1026,7 +1039,9 @@ impl RunMachine {
 
     fn end_with(&mut self, ending: Ending, echoes: Vec<Chunk>, now: Timestamp, effects: &mut Effects) {
         let mut ending = ending;
+        // A run that was cut, or waits for its client, has no value yet (LOOP-024, LOOP-026).
         if ending == Ending::Finished
+            && self.reason() != FinishReason::ToolCalls
             && let Some(structured) = &mut self.structured
         {
             match structured.finish(&self.response.text()) {
@@ -1102,11 +1117,16 @@ impl RunMachine {
     }
 
     fn end_aborted(&mut self, now: Timestamp, effects: &mut Effects) {
+        self.mark_aborted();
+        self.end(Ending::Aborted, now, effects);
+    }
+
+    /// The answer was cut off by an abort (LOOP-133).
+    fn mark_aborted(&mut self) {
         if let Some(answer) = self.transcript.open_answer() {
             let mastra = answer.content.metadata_mut().entry("mastra").or_insert_with(|| json!({}));
             mastra["aborted"] = json!(true);
         }
-        self.end(Ending::Aborted, now, effects);
     }
 
     /// The last chunks that all subscribers see, but the very last: the driver ends the stream with that.
@@ -1155,7 +1175,7 @@ impl RunMachine {
                 is_continued: false,
                 warnings: Vec::new(),
                 message_id: None,
-                stop_cause: self.stop_cause(),
+                stop_cause: self.stop_cause.clone(),
             },
             metadata: self.last_metadata.clone(),
             output: StepOutput {
@@ -1172,16 +1192,6 @@ impl RunMachine {
             unanswered_signal_ids: self.unanswered.clone(),
             warnings: self.warnings.clone(),
         }
-    }
-
-    fn stop_cause(&self) -> Option<String> {
-        let cut = self.step_count() >= self.settings.max_steps
-            && self.steps.last().is_some_and(|step| step.finish_reason == FinishReason::ToolCalls)
-            && !self.calls.iter().any(|state| matches!(state.outcome, Some(ToolOutcome::Client)));
-        if cut {
-            return Some("max-steps".to_owned());
-        }
-        None
     }
 
     /// The sum so far, always numbers (LOOP-162).
@@ -1235,7 +1245,7 @@ impl RunMachine {
             message_id: self.message_id.clone(),
             files: self.files.clone(),
             sources: self.sources.clone(),
-            warnings: finish.warnings,
+            warnings: self.steps.last().map_or_else(Vec::new, |step| [&step.warnings[..], &finish.warnings].concat()),
             consumed_signal_ids: finish.consumed_signal_ids,
             response: self.last_metadata.clone(),
         }

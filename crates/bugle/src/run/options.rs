@@ -346,6 +346,17 @@ pub enum ErrorStrategy {
 #[derive(Clone)]
 pub struct StopCondition(pub Arc<dyn Fn(&[StepSummary]) -> bool + Send + Sync>);
 
+impl StopCondition {
+    /// A condition that panics is logged and counts as not met: it does not take the run down.
+    pub(crate) fn is_met(&self, steps: &[StepSummary]) -> bool {
+        let met = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (self.0)(steps)));
+        met.unwrap_or_else(|_| {
+            tracing::error!("a stop condition panicked");
+            false
+        })
+    }
+}
+
 impl fmt::Debug for StopCondition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("StopCondition(..)")

@@ -98,6 +98,12 @@ pub(super) async fn prepare(
         }
     }
     let tools = Arc::new(ToolTable::new(agent.tools(), extra, &options));
+    if let Some((one, other)) = tools.collision() {
+        let message = format!("tools {one} and {other} have the same name for providers; rename one");
+        let mut error = ErrorInfo::new("AGENT_TOOL_NAME_COLLISION", message);
+        error.id = Some("AGENT_TOOL_NAME_COLLISION".to_owned());
+        return Err(error);
+    }
     let completion = options.is_task_complete.clone().or_else(|| agent.inner().task_completion.clone());
     Ok(Prepared {
         agent,

@@ -6,6 +6,7 @@
 use std::{pin::Pin, time::Duration};
 
 use futures::{StreamExt, future::BoxFuture};
+use serde_json::{Value, json};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::machine::ModelName;
@@ -23,7 +24,10 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(crate) enum RequestEvent {
     /// A model has answered.
-    Answered(ModelName),
+    Answered {
+        model: ModelName,
+        warnings: Vec<Value>,
+    },
     Event(ModelEvent),
     Failed(ModelError),
 }
@@ -146,11 +150,16 @@ impl Request {
             let entry = &self.models[self.at];
             let name =
                 ModelName { provider: entry.model.provider().to_owned(), model: entry.model.model_id().to_owned() };
+            // What the provider warned of belongs to the beginning of the step.
+            let event = match event {
+                ModelEvent::Warnings(warnings) => return RequestEvent::Answered { model: name, warnings },
+                event => event,
+            };
             let rest = std::mem::replace(&mut self.state, State::Done);
             if let State::Streaming(rest) = rest {
                 self.state = State::Streaming(futures::stream::iter([Ok(event)]).chain(rest).boxed());
             }
-            return RequestEvent::Answered(name);
+            return RequestEvent::Answered { model: name, warnings: Vec::new() };
         }
         match &event {
             ModelEvent::Metadata { .. } | ModelEvent::Warnings(_) | ModelEvent::Raw(_) => {}
@@ -205,5 +214,7 @@ impl Request {
 
 /// A time limit has passed (LOOP-049).
 pub(crate) fn timeout_error(kind: &str, ms: f64) -> ModelError {
-    ModelError::new(ModelErrorKind::Timeout, format!("the {kind} time limit of {ms} ms has passed"))
+    let mut error = ModelError::new(ModelErrorKind::Timeout, format!("the {kind} time limit of {ms} ms has passed"));
+    error.details = Some(json!({ "timeoutType": kind, "timeoutMs": ms }));
+    error
 }

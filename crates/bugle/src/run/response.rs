@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use crate::{
     chunk::{FinishReason, Payload, ResponseMetadata, ToolCallPayload, ToolResultPayload, Usage},
+    id::MessageId,
     json::{Object, json},
     message::{FilePart, Part, ReasoningPart, StepStartPart, TextPart, ToolInvocation, ToolInvocationPart, ToolState},
     model::ModelEvent,
@@ -18,6 +19,8 @@ pub(crate) struct Response {
     pub(crate) metadata: ResponseMetadata,
     pub(crate) warnings: Vec<Value>,
     pub(crate) finish: Option<Finish>,
+    /// Text blocks whose provider id is a bare number, and their ids of ours (LOOP-173).
+    text_ids: Vec<(String, String)>,
     /// It has produced content: input no longer interrupts it (SIG-220).
     pub(crate) committed: bool,
 }
@@ -60,7 +63,7 @@ impl Response {
     /// Takes in an event; gives the chunks it makes. `unique` makes a call's id unique.
     pub(crate) fn take(&mut self, event: ModelEvent, unique: impl Fn(&str) -> String) -> Vec<Payload> {
         self.committed |= event.is_content();
-        match event {
+        match self.with_own_text_id(event) {
             ModelEvent::Warnings(warnings) => {
                 self.warnings.extend(warnings);
                 Vec::new()
@@ -191,6 +194,26 @@ impl Response {
                 self.close_all()
             }
         }
+    }
+
+    fn with_own_text_id(&mut self, mut event: ModelEvent) -> ModelEvent {
+        let begins = matches!(event, ModelEvent::TextStart { .. });
+        if let ModelEvent::TextStart { id, .. } | ModelEvent::TextDelta { id, .. } | ModelEvent::TextEnd { id, .. } =
+            &mut event
+            && !id.is_empty()
+            && id.bytes().all(|byte| byte.is_ascii_digit())
+        {
+            let known = self.text_ids.iter().rev().find(|(theirs, _)| theirs == id).map(|(_, ours)| ours.clone());
+            *id = match known {
+                Some(known) if !begins => known,
+                _ => {
+                    let own = MessageId::fresh().to_string();
+                    self.text_ids.push((id.clone(), own.clone()));
+                    own
+                }
+            };
+        }
+        event
     }
 
     /// The end of every block the client has seen open (SIG-233).

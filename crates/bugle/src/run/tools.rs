@@ -16,9 +16,10 @@ use crate::{
     chunk::ErrorInfo,
     id::{RunId, ThreadKey},
     json::json,
+    message::StoredMessage,
     model::{ToolChoice, ToolDefinition},
     runtime::Bugle,
-    tool::{Approval, Tool, ToolContext, ToolError, ToolWriter, Written},
+    tool::{Approval, Tool, ToolContext, ToolError, ToolWriter, Written, provider_safe_name},
 };
 
 /// The tools of a run, by the name the model knows.
@@ -36,6 +37,7 @@ pub(crate) struct CallContext {
     pub(crate) run_id: RunId,
     pub(crate) agent_id: String,
     pub(crate) thread: Option<ThreadKey>,
+    pub(crate) messages: Arc<[StoredMessage]>,
     pub(crate) request_context: RequestContext,
     pub(crate) abort: CancellationToken,
     pub(crate) written: mpsc::Sender<Written>,
@@ -71,6 +73,14 @@ impl ToolTable {
             choice,
             require_approval: options.require_tool_approval == Some(true),
         }
+    }
+
+    /// Two names that are one for a provider (LOOP-081).
+    pub(crate) fn collision(&self) -> Option<(&str, &str)> {
+        let mut safe = IndexMap::new();
+        self.tools
+            .keys()
+            .find_map(|key| safe.insert(provider_safe_name(key), key).map(|other| (other.as_str(), key.as_str())))
     }
 
     /// Which tool the model must call.
@@ -143,6 +153,7 @@ impl ToolTable {
             run_id: Some(context.run_id),
             agent_id: context.agent_id,
             thread: context.thread,
+            messages: context.messages,
             request_context: context.request_context,
             abort: context.abort.clone(),
             resume_data: None,
@@ -151,7 +162,7 @@ impl ToolTable {
         };
         let result = AssertUnwindSafe(execute.execute(args, tool_context)).catch_unwind().await;
         match result {
-            Err(panic) => ToolOutcome::Failed(ErrorInfo::new("ToolPanic", panic_text(&*panic))),
+            Err(panic) => panicked(&*panic),
             Ok(Err(_)) if context.abort.is_cancelled() => ToolOutcome::Interrupted,
             Ok(Err(ToolError::Failed { message, name })) => ToolOutcome::Failed(ErrorInfo::new(name, message)),
             Ok(Err(ToolError::Suspend(_))) => {
@@ -167,6 +178,11 @@ impl ToolTable {
             },
         }
     }
+}
+
+/// A tool that panicked has failed (LOOP-080).
+pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> ToolOutcome {
+    ToolOutcome::Failed(ErrorInfo::new("ToolPanic", panic_text(panic)))
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

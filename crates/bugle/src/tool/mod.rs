@@ -20,6 +20,7 @@ use crate::{
     agent::RequestContext,
     chunk::DataChunk,
     id::{RunId, ThreadKey},
+    message::StoredMessage,
 };
 
 /// What a tool does when it is called.
@@ -77,6 +78,8 @@ pub struct ToolContext {
     pub agent_id: String,
     /// The thread, if the run has one.
     pub thread: Option<ThreadKey>,
+    /// The conversation as the model saw it, the call included; empty when the tool is executed directly.
+    pub messages: Arc<[StoredMessage]>,
     /// The run's request context.
     pub request_context: RequestContext,
     /// Fires when the run is aborted.

@@ -3,5 +3,6 @@
 mod faulty;
 mod support;
 
+mod r#loop;
 mod runs;
 mod signals;
