@@ -4,8 +4,11 @@
 
 mod auth;
 mod bad_input;
+mod bad_providers;
 mod memory;
 mod messages;
+mod provider;
+mod reports;
 mod runs;
 mod serving;
 mod streams;

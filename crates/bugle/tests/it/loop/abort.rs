@@ -6,7 +6,7 @@ use bugle::{
     RunOptions, Tool,
     chunk::{FinishReason, Usage},
     json::{Value, json},
-    model::{Gate, Script},
+    model::{Gate, Script, ScriptedModel},
     run::Hooks,
     tool::ToolContext,
 };
@@ -15,7 +15,10 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{call, echo, input, world_with};
-use crate::support::World;
+use crate::{
+    faulty::Faulty,
+    support::{World, agent, world_on},
+};
 
 /// Runs until `reached`, aborts, and reads the rest.
 async fn aborted(world: &World, reached: impl Future<Output = ()>, options: RunOptions) -> super::Ran {
@@ -119,10 +122,15 @@ async fn loop_134_a_tool_that_listens_stops_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn loop_136_aborting_before_the_model_is_asked_and_twice() {
-    let world = world_with([Script::new().text("never")], |agent| agent).await;
+    let storage = Faulty::new();
+    let model = ScriptedModel::with_responses([Script::new().text("never")]);
+    let world = world_on(model.clone(), [agent("plain", &model)], storage.clone()).await;
+    let preparing = storage.hold("recent_messages");
     let mut stream = world.agent.stream(input("go"), Some(&world.thread), RunOptions::default()).await.unwrap();
+    preparing.reached().await;
     stream.abort();
     stream.abort();
+    preparing.open();
     let mut kinds = Vec::new();
     while let Some(chunk) = stream.next().await {
         kinds.push(chunk.chunk().kind().to_owned());

@@ -1,11 +1,16 @@
 //! The chunks of a run, exactly (LOOP-190 … LOOP-198), and how its output is read (LOOP-013, LOOP-206).
 
+use std::sync::Arc;
+
 use bugle::{
     RunOptions,
+    agent::ModelEntry,
+    chunk::{FinishReason, Usage},
     json::{Value, json},
-    model::{ModelEvent, Script},
+    model::{LanguageModel, ModelError, ModelEvent, ModelRequest, ModelResponse, Script},
     runtime::SubscribeOptions,
 };
+use futures::StreamExt;
 
 use super::{call, echo, input, world_with};
 use crate::support::text;
@@ -141,10 +146,38 @@ async fn loop_198_a_signal_between_steps_is_shown_before_the_step_ends() {
     assert_eq!(json[result + 2]["payload"]["stepResult"]["messageId"], *id(result + 3));
 }
 
+fn entry(model: impl LanguageModel + 'static) -> ModelEntry {
+    ModelEntry { model: Arc::new(model), max_retries: None }
+}
+
+/// Warns, and says Hello.
+#[derive(Debug)]
+struct Warns;
+
+#[async_trait::async_trait]
+impl LanguageModel for Warns {
+    fn provider(&self) -> &str {
+        "test"
+    }
+    fn model_id(&self) -> &str {
+        "warns"
+    }
+    async fn stream(&self, _: ModelRequest) -> Result<ModelResponse, ModelError> {
+        let finish = ModelEvent::Finish {
+            reason: FinishReason::Stop,
+            raw_reason: None,
+            usage: Usage::default(),
+            provider_metadata: None,
+        };
+        let text = ModelEvent::TextDelta { id: "txt".into(), text: "Hello".into() };
+        let events = [ModelEvent::Warnings(vec![json!({"type": "unsupported"})]), text, finish];
+        Ok(ModelResponse { events: futures::stream::iter(events.map(Ok)).boxed() })
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn loop_190_warnings_of_the_provider_are_in_the_step_and_in_the_result() {
-    let script = Script::new().emit(ModelEvent::Warnings(vec![json!({"type": "unsupported"})])).text("Hello");
-    let world = world_with([script], |agent| agent).await;
+    let world = world_with([Script::new()], |agent| agent.models_per(|_| vec![entry(Warns)])).await;
     let ran = world.run("go").await;
     let warnings = json!([{"type": "unsupported"}]);
     assert_eq!(ran.kinds(), TEXT);
