@@ -118,28 +118,20 @@ fn watch_shows_runs_steering_and_the_queue_as_they_happen() {
     let project = Project::with_agent();
     let _server = project.serve(&["serve"]);
     let watch = Running::start(project.command(&["watch", "--runs", "2"]));
-    let first = Running::start(project.command(&[
-        "send",
-        "--json",
-        "[[think let me see ;; slow 60 25]]",
-        "--attr",
-        "name=Ann",
-    ]));
-    assert_eq!(watch.line(), "> Ann: [[think let me see ;; slow 60 25]]");
+    // It thinks for as long as it is let, and says so all the time.
+    let text = "[[slow-think 100000 20]]";
+    let first = Running::start(project.command(&["send", "--json", text, "--attr", "name=Ann"]));
+    assert_eq!(watch.line(), format!("> Ann: {text}"));
     assert!(watch.line().starts_with("-- helper runs ("));
-    assert_eq!(watch.line(), "let me see");
-    first.line_where(|line| line.contains("text-delta"));
+    first.line_where(|line| line.contains("reasoning-delta"));
     project.run(&["queue", "[[say Q]]", "--no-wait"]).ok();
-    project.run(&["send", "[[hang]]", "--attr", "name=Bo", "--no-wait"]).ok();
-    // The order of these two depends on when the queue is counted.
-    let mut both = [false; 2];
-    while both != [true; 2] {
-        let line = watch.line();
-        both[0] |= line == "» steered Bo: [[hang]]";
-        both[1] |= line == "   queue: 1 waiting";
-    }
+    assert!(watch.line().starts_with("t1 t2 "));
+    assert_eq!(watch.line(), "   queue: 1 waiting");
+    project.run(&["send", text, "--attr", "name=Bo", "--no-wait"]).ok();
+    watch.line_where(|line| line == format!("» steered Bo: {text}"));
     project.run(&["abort"]).ok();
     watch.line_where(|line| line == "-- aborted");
+    drop(first);
     watch.line_where(|line| line == "> user: [[say Q]]");
     watch.line_where(|line| line == "Q");
     watch.line_where(|line| line.starts_with("-- done (stop"));
@@ -202,4 +194,27 @@ fn signals_and_routing_reach_the_agent() {
     assert!(dump.contains("<style>be brief</style>"), "{dump}");
     let wrong = project.run(&["send", "x", "--signal", "reactive", "--tag", "no good"]);
     assert_eq!(wrong.code, Some(2), "{wrong:?}");
+}
+
+#[test]
+fn cli_073_kill_9_with_queued_input_loses_nothing_and_answers_nothing_twice() {
+    let project = Project::with_agent();
+    let server = project.serve(&["serve"]);
+    let first = Running::start(project.command(&["send", "--json", "[[slow 100 20 ;; say A]]"]));
+    first.line_where(|line| line.contains("text-delta"));
+    project.run(&["queue", "[[say B]]", "--no-wait"]).ok();
+    project.run(&["queue", "[[say C]]", "--no-wait"]).ok();
+    server.running.signal("KILL");
+    assert_eq!(server.running.wait().code, None);
+    let _server = project.serve(&["serve"]);
+    // Turns are in order, so when this one is over the others are.
+    assert_eq!(project.run(&["queue", "[[say D]]"]).ok().stdout, "D\n");
+    let shown = project.run(&["threads", "show", "main"]).ok().stdout;
+    let count = |text: &str| shown.lines().filter(|line| *line == text).count();
+    for letter in ["B", "C", "D"] {
+        assert_eq!(count(&format!("user: [[say {letter}]]")), 1, "{shown}");
+        assert_eq!(count(&format!("assistant: {letter}")), 1, "{shown}");
+    }
+    let whole = shown.lines().filter(|line| line.starts_with("assistant: w1 ") && line.ends_with(" w100 A")).count();
+    assert_eq!((count("user: [[slow 100 20 ;; say A]]"), whole), (1, 1), "{shown}");
 }
