@@ -342,7 +342,10 @@ impl World {
     fn begin_commit(&mut self, run: &mut SimRun) {
         let (Some(machine), Some(committer)) = (&mut run.machine, &mut run.committer) else { return };
         let (messages, entries) = machine.take_commit();
-        let rollback = run.rollback && machine.is_ending();
+        let rollback = run.rollback && machine.is_stopping();
+        if rollback {
+            machine.drop_echoes();
+        }
         let commit = if rollback {
             {
                 let placed = (machine.wake().cloned(), machine.joined().cloned().collect());
@@ -527,7 +530,7 @@ impl World {
             Ending::Finished if stored => End::Finished,
             Ending::Finished => End::FinishedUnstored,
             Ending::Failed(_) | Ending::Tripped(_) => End::Failed,
-            Ending::Aborted if run.rollback => End::RolledBack,
+            Ending::Aborted if note.rolled_back => End::RolledBack,
             Ending::Aborted => End::Aborted,
         };
         note.ends.push(end);
@@ -535,7 +538,7 @@ impl World {
         let (mut placed, mut echoed) = (std::mem::take(&mut run.placed), std::mem::take(&mut run.echoed));
         placed.sort_unstable();
         echoed.sort_unstable();
-        if end != End::RolledBack && placed != echoed {
+        if placed != echoed {
             let id = run.id.clone();
             self.oracle.fault(format!("{id} has placed {placed:?} and echoed {echoed:?} (SIG-454)"));
         }

@@ -518,19 +518,12 @@ impl ThreadMachine {
                 Self::accepted(accepting, None, effects);
             }
             // An append that failed by its answer had happened; nobody else holds the entry, so it is this one.
-            Journal::Known { run_id, waits: true } => {
+            Journal::Known { waits: true, .. } => {
                 self.leased = true;
-                let mut known = None;
                 if let Some(input) = self.input_mut(id) {
                     input.journaled = true;
-                    if input.entry.mode == InputMode::Queue
-                        && let Some(run_id) = run_id
-                    {
-                        input.entry.run_id = run_id.clone();
-                        known = Some((Action::Deliver, Some(run_id)));
-                    }
                 }
-                Self::accepted(accepting, known, effects);
+                Self::accepted(accepting, None, effects);
             }
             Journal::Known { run_id, waits: false } => {
                 self.leased = true;
@@ -736,6 +729,10 @@ impl ThreadMachine {
                 effects.push(ThreadEffect::GiveUp(Box::new(first)));
                 attempts = 0;
             } else {
+                // It stays at the head, whatever places the store gave to what came back.
+                let others = back.iter().chain(self.inputs()).map(|input| input.entry.position).min();
+                let position = first.entry.position;
+                first.entry.position = others.map_or(position, |others| position.min(others - 1));
                 effects.push(ThreadEffect::UpdateJournal(Box::new(first.entry.clone())));
                 back.push_front(first);
             }
