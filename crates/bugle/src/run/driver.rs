@@ -88,6 +88,8 @@ struct Driver {
     committer: Committer,
     /// Taken from the thread, not placed yet.
     in_hand: Vec<Input>,
+    /// Some input has been placed for good.
+    committed: bool,
     /// A direct run's messages, for its first drain.
     first_messages: Vec<StoredMessage>,
     first_drain: bool,
@@ -160,6 +162,7 @@ pub(crate) async fn drive(seed: RunSeed) {
         machine,
         committer,
         in_hand: Vec::new(),
+        committed: false,
         first_drain: true,
         request: None,
         model_index: 0,
@@ -252,7 +255,7 @@ impl Driver {
     }
 
     async fn feed(&mut self, event: RunEvent, events: &mut VecDeque<RunEvent>) -> Flow {
-        let now = self.inner.clock.now();
+        let now = self.link.as_ref().map_or_else(|| self.inner.clock.now(), |link| link.now(&self.inner.clock));
         let effects = self.machine.apply(event, now);
         for effect in effects {
             match effect {
@@ -295,9 +298,6 @@ impl Driver {
                     if let Some(hook) = &self.prepared.options.hooks.on_step_finish {
                         guarded("onStepFinish", || hook(&summary));
                     }
-                    if let Some(link) = &self.link {
-                        link.tell(Letter::StepEnded).await;
-                    }
                 }
                 RunEffect::End(ending) => return Flow::Ended(ending),
             }
@@ -313,7 +313,9 @@ impl Driver {
             Some(link) => {
                 let (reply, answer) = oneshot::channel();
                 let run_id = self.shared.run_id.clone();
-                link.tell(Letter::Drain { run_id, reply }).await;
+                // Stopped by its caller, it takes in no more than if the thread had stopped it (SIG-205, SIG-311).
+                let stopping = self.shared.abort.is_cancelled();
+                link.tell(Letter::Drain { run_id, stopping, reply }).await;
                 // No answer: the actor has ended, so the runtime is stopping.
                 answer.await.ok()?
             }
@@ -356,6 +358,7 @@ impl Driver {
         };
         match committed {
             Ok(()) => {
+                self.committed |= !entries.is_empty();
                 if rollback {
                     // What others had sent goes back to the thread, in order (ruling 33).
                     give_back(&self.machine, &mut self.in_hand);
@@ -514,10 +517,8 @@ impl Driver {
             self.log.end_run(&self.shared, None, end);
             let returned = std::mem::take(&mut self.in_hand);
             if let Some(link) = &self.link {
-                if self.shared.is_fenced() {
-                    link.tell(Letter::LeaseLost).await;
-                }
-                link.tell(Letter::RunEnded { run_id, returned, failed_to_start: false }).await;
+                let fenced = self.shared.is_fenced();
+                link.tell(Letter::RunEnded { run_id, returned, failed_to_start: false, fenced }).await;
             }
             return;
         };
@@ -578,8 +579,9 @@ impl Driver {
         }
         if let Some(link) = &self.link {
             let returned = std::mem::take(&mut self.in_hand);
-            let failed_to_start = !returned.is_empty() && self.machine.has_placed_nothing();
-            link.tell(Letter::RunEnded { run_id, returned, failed_to_start }).await;
+            // What could not be placed is tried again, after a while if nothing of the run was (SIG-207, SIG-255).
+            let failed_to_start = !returned.is_empty() && !self.committed;
+            link.tell(Letter::RunEnded { run_id, returned, failed_to_start, fenced: false }).await;
         }
         if let Some(title) = title {
             let tasks = self.inner.hub.tasks.clone();
@@ -591,12 +593,7 @@ impl Driver {
 /// After a rollback: what others had sent goes back to the thread, in order, before what was not placed (ruling 33).
 pub(crate) fn give_back(machine: &RunMachine, in_hand: &mut Vec<Input>) {
     in_hand.retain(|input| !machine.has_placed(input.id()));
-    let joined = machine.joined().map(|entry| Input {
-        entry: entry.clone(),
-        options: Arc::new(RunOptions::from_stored(&entry.options)),
-        own_options: true,
-        journaled: true,
-    });
+    let joined = machine.joined().map(|entry| Input::of_journal(entry.clone()));
     in_hand.splice(0..0, joined.collect::<Vec<_>>());
 }
 
@@ -732,7 +729,7 @@ async fn fail_to_start(
         let _ = output.send(RunOutput::failed(run_id.clone(), error.clone()));
     }
     if let Some(link) = link {
-        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry }).await;
+        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry, fenced: false }).await;
     }
 }
 

@@ -113,7 +113,7 @@ pub(crate) enum RunEffect {
     CancelTools,
     /// Check whether the work is done: [`RunEvent::Scored`].
     Score { answer: String, iteration: u32 },
-    /// A step has ended: hooks, and echoes that waited for it.
+    /// A step has ended: hooks.
     StepEnded(Box<StepSummary>),
     /// The run is over.
     End(Ending),
@@ -199,6 +199,8 @@ pub(crate) struct RunMachine {
     transcript: Transcript,
     response: Response,
     calls: Vec<CallState>,
+    /// Calls have finished while others were being committed.
+    late_results: bool,
     model: ModelName,
     message_id: MessageId,
     first_message_id: MessageId,
@@ -241,6 +243,7 @@ impl RunMachine {
             transcript,
             response: Response::default(),
             calls: Vec::new(),
+            late_results: false,
             model: ModelName::default(),
             first_message_id: message_id.clone(),
             message_id,
@@ -388,11 +391,6 @@ impl RunMachine {
             Ending::Tripped(_) => 2,
         };
         own + echoes.len() as u64
-    }
-
-    /// Whether nothing of the run is stored or shown yet.
-    pub(crate) fn has_placed_nothing(&self) -> bool {
-        self.placed.is_empty() && !self.started
     }
 
     fn step_count(&self) -> u32 {
@@ -578,6 +576,9 @@ impl RunMachine {
             }
             AfterCommit::ToolProgress => {
                 self.phase = Phase::Tools;
+                if self.late_results {
+                    self.tools_progressed(now, effects);
+                }
             }
             AfterCommit::NextStep { echoes } => {
                 self.show_echoes(echoes, effects);
@@ -746,9 +747,9 @@ impl RunMachine {
     // Tools.
 
     fn tool_done(&mut self, index: usize, outcome: ToolOutcome, now: Timestamp, effects: &mut Effects) {
-        // A result that comes while an earlier one is being committed is taken in all the same.
-        let waiting = matches!(self.phase, Phase::Tools);
-        if !waiting {
+        // One that comes while an earlier one is being committed is taken in all the same.
+        let committing = matches!(self.phase, Phase::Committing(AfterCommit::ToolProgress));
+        if !committing && !matches!(self.phase, Phase::Tools) {
             return;
         }
         let Some(state) = self.calls.get_mut(index) else { return };
@@ -758,6 +759,16 @@ impl RunMachine {
         let id = state.call.id.clone();
         settle(self.transcript.open_answer(), &id, &outcome);
         state.outcome = Some(outcome);
+        if committing {
+            self.late_results = true;
+        } else {
+            self.tools_progressed(now, effects);
+        }
+    }
+
+    /// Commits what has finished, or goes on once all calls have.
+    fn tools_progressed(&mut self, now: Timestamp, effects: &mut Effects) {
+        self.late_results = false;
         if self.calls.iter().any(|state| state.outcome.is_none()) {
             self.phase = Phase::Committing(AfterCommit::ToolProgress);
             effects.push(RunEffect::Commit);

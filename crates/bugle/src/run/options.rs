@@ -145,11 +145,19 @@ impl RunOptions {
         }
     }
 
-    /// What a run that follows one with these options takes over: all but its id, its abort signal, its callbacks and,
-    /// unless asked for, its request context (SIG-252, SIG-260).
-    pub(crate) fn for_follow_up(&self, with_context: bool) -> Self {
-        let request_context = if with_context { self.request_context.clone() } else { RequestContext::default() };
-        Self { run_id: None, abort: None, hooks: Hooks::default(), request_context, thread_seed: None, ..self.clone() }
+    /// What a run that follows one with these options takes over: all but its id, its abort signal, its callbacks and
+    /// its request context (SIG-252, SIG-260).
+    pub(crate) fn for_follow_up(&self) -> Self {
+        Self {
+            run_id: None,
+            abort: None,
+            hooks: Hooks::default(),
+            request_context: RequestContext::default(),
+            thread_seed: None,
+            // Said of one input, not of those after it (SIG-245).
+            interrupt: None,
+            ..self.clone()
+        }
     }
 
     /// The serialisable form; null if it says nothing.

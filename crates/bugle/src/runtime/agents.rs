@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 
 use super::{
-    AbortOptions, Bugle, CancelSelector, EditInput, Message, PendingInput, PromoteTo, Promoted, RunInput, Sent,
-    SubscribeOptions, Target,
+    AbortOptions, ActiveBehavior, Bugle, CancelSelector, EditInput, Message, PendingInput, PromoteTo, Promoted,
+    RunInput, Sent, SubscribeOptions, Target,
 };
 use crate::{
     agent::Agent,
@@ -16,7 +16,7 @@ use crate::{
     run::{RunOptions, RunOutput, RunSeed, RunStream, SeedKind, drive},
     signal::{Signal, SignalInput, validate_attributes},
     storage::{InboxEntry, InputMode, StorageError},
-    thread::{DirectRequest, Input, Letter, LogReader, RunShared, SendLetter, StreamLog, Subscription},
+    thread::{DirectRequest, Input, Letter, LogReader, QueueEvents, RunShared, SendLetter, StreamLog, Subscription},
 };
 
 /// An agent of a runtime. Cheap to clone.
@@ -52,6 +52,17 @@ impl AgentHandle {
             _ => None,
         };
         self.ask(thread, |reply| Letter::Subscribe { options, last_event, reply }).await
+    }
+
+    /// Follows how many entries wait in a thread's queue: of all, or of this agent's entries in one group
+    /// (SIG-265, SIG-266).
+    ///
+    /// # Errors
+    /// [`Error::Storage`] if the thread belongs to another resource, [`Error::Draining`].
+    pub async fn queue_events(&self, thread: &ThreadKey, queue_owner_id: Option<&str>) -> Result<QueueEvents, Error> {
+        self.check_owner(thread).await?;
+        let of = queue_owner_id.map(|group| (self.agent.id().to_owned(), group.to_owned()));
+        self.ask(thread, |reply| Letter::QueueEvents { of, reply }).await
     }
 
     /// Text of a person, seen now: joins the running loop, or wakes an idle agent (SIG-100, SIG-101). For text that is to
@@ -119,19 +130,22 @@ impl AgentHandle {
             attempts: 0,
             position: 0,
         };
+        let (taken_sender, taken) = oneshot::channel();
         let (accepted_sender, accepted) = oneshot::channel();
         let (persisted_sender, persisted) = oneshot::channel();
         let letter = SendLetter {
-            input: Input { entry, options: Arc::new(options), own_options, journaled: false },
+            input: Input::new(entry, options, own_options),
             active: target.if_active.behavior,
             idle: target.if_idle.behavior,
             active_attributes: target.if_active.attributes,
             idle_attributes: target.if_idle.attributes,
             by_run,
+            taken: taken_sender,
             accepted: accepted_sender,
             persisted: persisted_sender,
         };
         inner.hub.send(inner, &thread, Letter::Send(Box::new(letter))).await?;
+        taken.await.unwrap_or(Err(Error::Draining))?;
         Ok(Sent { signal, accepted, persisted })
     }
 
@@ -147,9 +161,16 @@ impl AgentHandle {
             (Some(given), Some(found), Some(run_id)) if given.thread_id != found.thread_id => {
                 Err(Error::RunNotOnThread { run_id: run_id.clone(), thread: given.thread_id.to_string() })
             }
-            (_, Some(found), _) => Ok((found, true)),
-            (Some(given), None, _) => Ok((given.clone(), false)),
-            (None, None, _) => Err(Error::NoActiveRun),
+            (given, Some(found), _) => {
+                let complete = given.as_ref().is_some_and(|given| given.resource_id.is_some());
+                if target.if_active.behavior == ActiveBehavior::Persist && !complete {
+                    let message = "resourceId and threadId are required to persist an active signal";
+                    return Err(Error::invalid("threadId", message));
+                }
+                Ok((found, true))
+            }
+            (Some(given), None, _) if given.resource_id.is_some() => Ok((given.clone(), false)),
+            (_, None, _) => Err(Error::NoActiveRun),
         }
     }
 

@@ -158,7 +158,8 @@ impl Bugle {
         let threads = self.inner.storage.unfinished(&owner, RECOVERY_BATCH).await?;
         let mut taken = 0;
         for thread in threads {
-            if self.inner.hub.existing(&thread).is_some() {
+            // Its actor knows of all that its journal holds.
+            if self.inner.hub.existing(&thread).is_some_and(|thread| thread.is_owned()) {
                 continue;
             }
             taken += 1;

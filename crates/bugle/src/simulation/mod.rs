@@ -28,9 +28,9 @@ fn number(name: &str) -> Option<u64> {
 /// How many wishes the history of this seed has.
 fn length(seed: u64) -> usize {
     match seed % 8 {
-        0 => 24,
-        1..=4 => 4,
-        _ => 7,
+        0 => 20,
+        1..=4 => 3,
+        _ => 6,
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::Arc,
     time::Duration,
 };
 
@@ -174,8 +173,7 @@ impl World {
             attempts: 0,
             position: 0,
         };
-        let options = Arc::new(RunOptions::default());
-        let input = Input { entry, options, own_options: true, journaled: false };
+        let input = Input::new(entry, RunOptions::default(), true);
         let ticket = self.process.ticket(Waiting::Sent(id.clone()));
         let (active_attributes, idle_attributes) = (None, None);
         let send = Send { ticket, input, active, idle, active_attributes, idle_attributes, by_run };
@@ -332,11 +330,6 @@ impl World {
                 }
             }
             ThreadEffect::RetryAfter { .. } => self.process.retry = true,
-            ThreadEffect::QueueCount(count) => {
-                if count != self.process.machine.queue_count() {
-                    self.oracle.fault("the count of queued entries is wrong (SIG-266)");
-                }
-            }
         }
     }
 
@@ -519,12 +512,7 @@ impl World {
                 }
             }
             Answer::Recovered { entries, runs } => {
-                let inputs = entries.into_iter().map(|entry| Input {
-                    options: Arc::new(RunOptions::from_stored(&entry.options)),
-                    own_options: true,
-                    journaled: true,
-                    entry,
-                });
+                let inputs = entries.into_iter().map(Input::of_journal);
                 let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
                 let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
                 let event = ThreadEvent::Recovered { inputs: inputs.collect(), runs: runs.collect() };

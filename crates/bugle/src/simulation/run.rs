@@ -85,6 +85,8 @@ pub(super) struct SimRun {
     cancelling: bool,
     scoring: bool,
     first_drain: bool,
+    /// Some input has been placed for good.
+    committed: bool,
     /// The thread has been asked for input.
     asked: bool,
     /// Placed by commits the run knows of, and not rolled back.
@@ -114,6 +116,7 @@ impl SimRun {
             cancelling: false,
             scoring: false,
             first_drain: true,
+            committed: false,
             asked: false,
             placed: Vec::new(),
             echoed: Vec::new(),
@@ -310,9 +313,10 @@ impl World {
             return;
         }
         run.asked = true;
+        let stopping = run.aborted;
         let run_id = run.id.clone();
         let ticket = self.process.drain_ticket();
-        self.feed(ThreadEvent::Drain { run_id, ticket });
+        self.feed(ThreadEvent::Drain { run_id, stopping, ticket });
     }
 
     pub(super) fn run_drained(&mut self, inputs: Vec<Input>) {
@@ -407,6 +411,7 @@ impl World {
         let (Some(machine), Some(committer)) = (&mut run.machine, &mut run.committer) else { return };
         if told {
             committer.written();
+            run.committed |= !write.entries.is_empty();
             if write.rollback {
                 give_back(machine, &mut run.in_hand);
                 run.placed.clear();
@@ -522,7 +527,7 @@ impl World {
         let Some(machine) = &run.machine else { return };
         let unanswered = machine.finish(None).unanswered_signal_ids;
         let returned = std::mem::take(&mut run.in_hand);
-        let failed_to_start = !returned.is_empty() && machine.has_placed_nothing();
+        let failed_to_start = !returned.is_empty() && !run.committed;
         let note = self.oracle.run(&run.id);
         note.unanswered.extend(unanswered);
         let stored = note.end_landed;

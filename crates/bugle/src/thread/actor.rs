@@ -23,6 +23,7 @@ use super::{
         ClaimFailed, Journal as JournalAnswer, RecoveredRun, Refusal, RunSource, StartRun, ThreadEffect, ThreadEvent,
         ThreadMachine,
     },
+    queue_events::QueueEvents,
     subscription::Subscription,
 };
 use crate::{
@@ -39,7 +40,7 @@ use crate::{
     },
     signal::{Attributes, Signal},
     storage::{EntryOutcome, InboxEnd, InboxEntry, Lease, NewThread, RunRecord, RunStatus, StorageError},
-    time::Timestamp,
+    time::{SharedClock, Timestamp},
 };
 
 /// An idle thread without subscribers keeps its log this long, for those who reconnect.
@@ -56,15 +57,17 @@ pub(crate) enum Letter {
     },
     Drain {
         run_id: RunId,
+        /// Its caller has stopped it.
+        stopping: bool,
         reply: oneshot::Sender<Vec<Input>>,
     },
     RunEnded {
         run_id: RunId,
         returned: Vec<Input>,
         failed_to_start: bool,
+        /// The thread was not ours any more: what the run left is the new owner's.
+        fenced: bool,
     },
-    StepEnded,
-    LeaseLost,
     Cancel {
         ids: Vec<MessageId>,
         reply: oneshot::Sender<Vec<MessageId>>,
@@ -96,6 +99,11 @@ pub(crate) enum Letter {
         last_event: Option<EventId>,
         reply: oneshot::Sender<Subscription>,
     },
+    /// Follow the length of the queue, or of one agent's group in it.
+    QueueEvents {
+        of: Option<(String, String)>,
+        reply: oneshot::Sender<QueueEvents>,
+    },
     Recover {
         reply: oneshot::Sender<()>,
     },
@@ -110,6 +118,8 @@ pub(crate) struct SendLetter {
     pub(crate) active_attributes: Option<Attributes>,
     pub(crate) idle_attributes: Option<Attributes>,
     pub(crate) by_run: bool,
+    /// Answered as soon as the thread has it; says what can be said at once (SIG-003).
+    pub(crate) taken: oneshot::Sender<Result<(), Error>>,
     pub(crate) accepted: oneshot::Sender<Result<Outcome, Error>>,
     pub(crate) persisted: oneshot::Sender<Result<(), Error>>,
 }
@@ -145,6 +155,12 @@ impl ThreadLink {
         self.placed.fetch_max(at.as_millis(), Ordering::AcqRel);
     }
 
+    /// Now, but later than every message of the thread (SIG-042).
+    pub(crate) fn now(&self, clock: &SharedClock) -> Timestamp {
+        let newest = self.placed.load(Ordering::Acquire);
+        clock.now().max(Timestamp::from_millis(newest.saturating_add(1)))
+    }
+
     pub(crate) async fn tell(&self, letter: Letter) {
         // The actor outlives its run unless the runtime is stopping.
         let _ = self.thread.mailbox.send(Box::new(letter)).await;
@@ -160,7 +176,11 @@ fn next_time(placed: &AtomicI64, now: Timestamp) -> Timestamp {
 /// An answer that somebody waits for.
 #[derive(Debug)]
 enum Waiting {
-    Sent { accepted: oneshot::Sender<Result<Outcome, Error>>, persisted: Option<oneshot::Sender<Result<(), Error>>> },
+    Sent {
+        taken: Option<oneshot::Sender<Result<(), Error>>>,
+        accepted: oneshot::Sender<Result<Outcome, Error>>,
+        persisted: Option<oneshot::Sender<Result<(), Error>>>,
+    },
     Persisted(oneshot::Sender<Result<(), Error>>),
     Drain(oneshot::Sender<Vec<Input>>),
     Ids(oneshot::Sender<Vec<MessageId>>),
@@ -227,9 +247,9 @@ struct Actor {
     removed: Vec<MessageId>,
     /// Persist writes in flight: the ticket of their `persisted`, and whether they echo.
     persists: HashMap<MessageId, PersistWrite>,
-    /// Echoes of idle persists that wait for the step's end (SIG-342).
-    held_echoes: Vec<(String, Signal)>,
     epoch: u64,
+    /// The lease was lost: once it is ours again, the journal is read anew.
+    resync: bool,
     placed: Arc<AtomicI64>,
     retry_at: Option<Instant>,
     recovering: Vec<oneshot::Sender<()>>,
@@ -266,8 +286,8 @@ pub(super) async fn run(
         clearing: false,
         removed: Vec::new(),
         persists: HashMap::new(),
-        held_echoes: Vec::new(),
         epoch: 0,
+        resync: false,
         placed: Arc::default(),
         retry_at: None,
         recovering: Vec::new(),
@@ -275,8 +295,15 @@ pub(super) async fn run(
     };
     let mut renew_at = Instant::now() + renew_every;
     let mut idle_since: Option<Instant> = None;
-    loop {
+    let retired = loop {
+        if actor.epoch > 0 && actor.machine.is_idle() && actor.journal.is_idle() {
+            // An idle thread is nobody's (SIG-405, SIG-452).
+            actor.give_up_lease();
+        }
         let resting = actor.machine.is_idle() && actor.journal.is_idle();
+        if resting {
+            renew_at = Instant::now() + renew_every;
+        }
         let watched = actor.thread.subscribers.load(Ordering::Acquire) > 0;
         if resting && !watched {
             idle_since.get_or_insert_with(Instant::now);
@@ -285,10 +312,10 @@ pub(super) async fn run(
         }
         let event = tokio::select! {
             biased;
-            () = stop.cancelled() => break,
+            () = stop.cancelled() => break false,
             letter = letters.recv() => match letter {
                 Some(letter) => Happened::Letter(letter),
-                None => break,
+                None => break false,
             },
             done = actor.journal.next() => Happened::Journal(done),
             () = sleep_until(actor.retry_at.unwrap_or_else(far)), if actor.retry_at.is_some() => Happened::Retry,
@@ -309,22 +336,24 @@ pub(super) async fn run(
             }
             Happened::Left => {}
             Happened::Idle => {
-                // Nothing new may slip in between the last look and the end.
-                letters.close();
-                match letters.try_recv() {
-                    Ok(letter) => actor.letter(*letter),
-                    Err(_) => break,
+                if actor.inner.hub.retire(&actor.key, &actor.thread, &mut letters) {
+                    break true;
                 }
             }
         }
-    }
+    };
     actor.thread.log.close();
-    let (inner, key, thread) = (actor.inner.clone(), actor.key.clone(), actor.thread.clone());
-    inner.hub.forget(&key, &thread);
-    if actor.epoch > 0 && !stop.is_cancelled() {
-        actor.journal.push(Op::Release);
+    if !retired {
+        actor.inner.hub.forget(&actor.key, &actor.thread);
+        actor.journal.stop();
+        if actor.epoch > 0 {
+            // The next owner need not wait; what a run still writes here is refused once there is one (ruling 4).
+            actor.journal.push(Op::Release);
+        }
         while !actor.journal.is_idle() {
-            actor.journal.next().await;
+            let done = actor.journal.next().await;
+            // Nothing starts any more, but who waits for an answer gets it.
+            actor.journal_done(done);
         }
     }
 }
@@ -362,20 +391,22 @@ impl Actor {
                 self.direct.insert(request.shared.run_id.clone(), *request);
                 self.feed(event);
             }
-            Letter::Drain { run_id, reply } => {
+            Letter::Drain { run_id, stopping, reply } => {
                 let ticket = self.ticket(Waiting::Drain(reply));
-                self.feed(ThreadEvent::Drain { run_id, ticket });
+                self.feed(ThreadEvent::Drain { run_id, stopping, ticket });
             }
-            Letter::RunEnded { run_id, returned, failed_to_start } => {
+            Letter::RunEnded { run_id, mut returned, failed_to_start, fenced } => {
                 self.run = None;
                 self.inner.hub.run_ended(&run_id);
-                self.release_echoes();
+                if fenced {
+                    returned.clear();
+                    self.epoch = 0;
+                    self.resync = true;
+                    self.feed(ThreadEvent::LeaseLost { run_id: Some(run_id.clone()) });
+                    // Nobody may own the thread now: then what the run left is ours after all.
+                    self.journal.push(Op::Claim);
+                }
                 self.feed(ThreadEvent::RunEnded { run_id, returned, failed_to_start });
-            }
-            Letter::StepEnded => self.release_echoes(),
-            Letter::LeaseLost => {
-                self.epoch = 0;
-                self.machine.lease_gone();
             }
             Letter::Cancel { ids, reply } => {
                 let ticket = self.ticket(Waiting::Ids(reply));
@@ -416,6 +447,10 @@ impl Actor {
                     Subscription::new(self.thread.log.clone(), self.thread.clone(), &options, last_event);
                 let _ = reply.send(subscription);
             }
+            Letter::QueueEvents { of, reply } => {
+                // One that nobody takes ends at once.
+                let _ = reply.send(QueueEvents::new(self.thread.clone(), of));
+            }
             Letter::Recover { reply } => {
                 self.recovering.push(reply);
                 self.journal.push(Op::Recover);
@@ -424,29 +459,41 @@ impl Actor {
     }
 
     fn send(&mut self, letter: SendLetter) {
-        let SendLetter { mut input, active, idle, active_attributes, idle_attributes, by_run, accepted, persisted } =
-            letter;
-        if !input.own_options
-            && let Some(run) = &self.run
-        {
-            // It waits behind this run and takes over its options, never its context or callbacks (SIG-252).
-            input.options = Arc::new(run.options.for_follow_up(input.options.inherit_request_context));
+        let SendLetter {
+            mut input,
+            active,
+            idle,
+            active_attributes,
+            idle_attributes,
+            by_run,
+            taken,
+            accepted,
+            persisted,
+        } = letter;
+        let running = self.run.as_ref().map(|run| run.options.clone()).or_else(|| self.machine.reserved_options());
+        if let Some(running) = running {
+            if !input.own_options {
+                // It waits behind this run and takes over its options, never its context or callbacks (SIG-252).
+                input.options = Arc::new(running.for_follow_up());
+            } else if input.options.inherit_request_context {
+                Arc::make_mut(&mut input.options).request_context.fill_from(&running.request_context);
+            }
         }
         input.entry.options = input.options.to_stored();
-        let ticket = self.ticket(Waiting::Sent { accepted, persisted: Some(persisted) });
+        let ticket = self.ticket(Waiting::Sent { taken: Some(taken), accepted, persisted: Some(persisted) });
         let send = SendInput { ticket, input, active, idle, active_attributes, idle_attributes, by_run };
         self.feed(ThreadEvent::Send(Box::new(send)));
+        if let Some(Waiting::Sent { taken, .. }) = self.replies.get_mut(&ticket)
+            && let Some(taken) = taken.take()
+        {
+            let _ = taken.send(Ok(()));
+        }
     }
 
     fn recovered(&mut self, found: Result<(Vec<InboxEntry>, Vec<RunRecord>), StorageError>) {
         match found {
             Ok((entries, runs)) => {
-                let inputs = entries.into_iter().map(|entry| Input {
-                    options: Arc::new(RunOptions::from_stored(&entry.options)),
-                    own_options: true,
-                    journaled: true,
-                    entry,
-                });
+                let inputs = entries.into_iter().map(Input::of_journal);
                 let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
                 let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
                 let event = ThreadEvent::Recovered { inputs: inputs.collect(), runs: runs.collect() };
@@ -460,15 +507,37 @@ impl Actor {
     }
 
     fn feed(&mut self, event: ThreadEvent) {
+        self.machine.hold(self.inner.is_draining());
         let effects = self.machine.apply(event);
         for effect in effects {
             self.perform(effect);
         }
+        self.show_view();
+    }
+
+    /// Shows others what has changed, all of it at once.
+    fn show_view(&self) {
         let active_run = self.machine.active_run();
-        if self.view.borrow().active_run.as_ref() != active_run {
-            let active_run = active_run.cloned();
-            self.view.send_modify(|view| view.active_run = active_run);
-        }
+        let queue_count = self.machine.queue_count();
+        let queue_groups = self.machine.queue_groups();
+        let owned = self.epoch > 0;
+        self.view.send_if_modified(|view| {
+            let changed = view.active_run.as_ref() != active_run
+                || view.queue_count != queue_count
+                || view.queue_groups != queue_groups
+                || view.owned != owned;
+            if changed {
+                *view = View { active_run: active_run.cloned(), queue_count, queue_groups, owned };
+            }
+            changed
+        });
+    }
+
+    fn give_up_lease(&mut self) {
+        self.epoch = 0;
+        self.machine.lease_gone();
+        self.journal.push(Op::Release);
+        self.show_view();
     }
 
     fn perform(&mut self, effect: ThreadEffect) {
@@ -487,6 +556,12 @@ impl Actor {
                 }
             }
             ThreadEffect::Drained { ticket, inputs } => {
+                // All that could wake the run is in here: it is not to be woken for it once more (SIG-223).
+                if let Some(run) = &self.run {
+                    let told = run.nudge.notified();
+                    tokio::pin!(told);
+                    told.enable();
+                }
                 if let Some(Waiting::Drain(reply)) = self.replies.remove(&ticket)
                     && let Err(inputs) = reply.send(inputs)
                 {
@@ -542,7 +617,6 @@ impl Actor {
                 };
                 self.retry_at = Some(Instant::now() + Duration::from_secs(wait));
             }
-            ThreadEffect::QueueCount(count) => self.view.send_modify(|view| view.queue_count = count),
         }
     }
 
@@ -557,7 +631,10 @@ impl Actor {
 
     fn routed(&mut self, ticket: Ticket, routed: Routed) {
         let Routed { action, run_id, signal, waiting_for } = routed;
-        if let Some(Waiting::Sent { accepted, persisted }) = self.replies.remove(&ticket) {
+        if let Some(Waiting::Sent { taken, accepted, persisted }) = self.replies.remove(&ticket) {
+            if let Some(taken) = taken {
+                let _ = taken.send(Ok(()));
+            }
             let _ = accepted.send(Ok(Outcome { action, run_id, waiting_for, signal }));
             match persisted {
                 Some(persisted) if action == crate::runtime::Action::Persist => {
@@ -579,7 +656,14 @@ impl Actor {
             Refusal::Unknown(id) => Error::UnknownInput(id),
         };
         match self.replies.remove(&ticket) {
-            Some(Waiting::Sent { accepted, .. }) => {
+            // The limit is told at once, the rest with the outcome (SIG-003, SIG-509).
+            Some(Waiting::Sent { taken: Some(taken), .. }) if matches!(error, Error::InputLimit(_)) => {
+                let _ = taken.send(Err(error));
+            }
+            Some(Waiting::Sent { taken, accepted, .. }) => {
+                if let Some(taken) = taken {
+                    let _ = taken.send(Ok(()));
+                }
                 let _ = accepted.send(Err(error));
             }
             Some(Waiting::Promoted(reply)) => {
@@ -784,18 +868,23 @@ impl Actor {
     }
 
     fn own(&mut self, epoch: u64) {
+        if std::mem::take(&mut self.resync) {
+            self.journal.push(Op::Recover);
+        }
         if self.epoch != 0 && self.epoch != epoch && self.run.is_some() {
             // Somebody else has owned the thread in between: what the run writes would be refused (ruling 4).
             self.lose_run();
         }
         self.epoch = epoch;
         self.thread.log.begin_epoch(epoch);
+        self.show_view();
     }
 
     fn lose(&mut self) {
         self.epoch = 0;
-        self.machine.lease_gone();
+        self.resync = true;
         self.lose_run();
+        self.feed(ThreadEvent::LeaseLost { run_id: None });
     }
 
     fn lose_run(&mut self) {
@@ -824,47 +913,41 @@ impl Actor {
             && let Some((agent_id, _)) = write.echo
             && let Some(placed) = Signal::from_stored(message)
         {
-            self.held_echoes.push((agent_id, placed));
-            if self.run.is_none() {
-                self.release_echoes();
-            }
+            self.show_persisted(agent_id, &placed);
         }
     }
 
-    /// Shows idle persists as runs of their own kind (SIG-340).
-    fn release_echoes(&mut self) {
-        for (agent_id, signal) in std::mem::take(&mut self.held_echoes) {
-            let run_id = RunId::random();
-            let message_id: MessageId = format!("persisted-signal:{}", signal.id).into();
-            let start = Payload::Start { id: agent_id, message_id: message_id.clone() };
-            let zero =
-                Usage { input_tokens: Some(0), output_tokens: Some(0), total_tokens: Some(0), ..Usage::default() };
-            let finish = Payload::Finish(Box::new(StepFinishPayload {
-                message_id,
-                step_result: StepResult {
-                    reason: FinishReason::Stop,
-                    raw_reason: None,
-                    is_continued: false,
-                    warnings: Vec::new(),
-                    message_id: None,
-                    stop_cause: None,
-                },
-                metadata: crate::chunk::ResponseMetadata::default(),
-                output: StepOutput { usage: zero, ..StepOutput::default() },
-                messages: None,
-                response: None,
-                processor_retry_count: 0,
-                is_task_complete_check_failed: None,
-                consumed_signal_ids: Vec::new(),
-                unanswered_signal_ids: Vec::new(),
+    /// Shows an idle persist as a run of its own kind, after the current step of the active run (SIG-340, SIG-342).
+    fn show_persisted(&self, agent_id: String, signal: &Signal) {
+        let run_id = RunId::random();
+        let message_id: MessageId = format!("persisted-signal:{}", signal.id).into();
+        let start = Payload::Start { id: agent_id, message_id: message_id.clone() };
+        let zero = Usage { input_tokens: Some(0), output_tokens: Some(0), total_tokens: Some(0), ..Usage::default() };
+        let finish = Payload::Finish(Box::new(StepFinishPayload {
+            message_id,
+            step_result: StepResult {
+                reason: FinishReason::Stop,
+                raw_reason: None,
+                is_continued: false,
                 warnings: Vec::new(),
-            }));
-            let mut echo = signal.echo(&run_id);
-            if let ChunkBody::Data(data) = &mut echo.body {
-                // Always `data-signal`, whatever its type: the run is no run of a user (SIG-340).
-                data.kind = "data-signal".to_owned();
-            }
-            self.thread.log.push_all([Chunk::agent(&run_id, start), echo, Chunk::agent(&run_id, finish)]);
+                message_id: None,
+                stop_cause: None,
+            },
+            metadata: crate::chunk::ResponseMetadata::default(),
+            output: StepOutput { usage: zero, ..StepOutput::default() },
+            messages: None,
+            response: None,
+            processor_retry_count: 0,
+            is_task_complete_check_failed: None,
+            consumed_signal_ids: Vec::new(),
+            unanswered_signal_ids: Vec::new(),
+            warnings: Vec::new(),
+        }));
+        let mut echo = signal.echo(&run_id);
+        if let ChunkBody::Data(data) = &mut echo.body {
+            // Always `data-signal`, whatever its type: the run is no run of a user (SIG-340).
+            data.kind = "data-signal".to_owned();
         }
+        self.thread.log.push_between_steps([Chunk::agent(&run_id, start), echo, Chunk::agent(&run_id, finish)]);
     }
 }

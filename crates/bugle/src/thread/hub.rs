@@ -45,12 +45,23 @@ pub(crate) struct ThreadRef {
 pub(crate) struct View {
     pub(crate) active_run: Option<RunId>,
     pub(crate) queue_count: usize,
+    /// Queued entries by agent and group (SIG-266).
+    pub(crate) queue_groups: Vec<QueueGroup>,
+    /// The thread's lease is ours.
+    pub(crate) owned: bool,
+}
+
+/// The queued entries of one agent's group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct QueueGroup {
+    pub(crate) agent_id: String,
+    pub(crate) group: String,
+    pub(crate) count: usize,
 }
 
 impl Hub {
     /// The actor of a thread, made if there is none.
-    pub(crate) fn thread(&self, inner: &Arc<Inner>, key: &ThreadKey) -> ThreadRef {
-        let mut threads = self.threads.lock();
+    fn thread(&self, threads: &mut HashMap<ThreadKey, ThreadRef>, inner: &Arc<Inner>, key: &ThreadKey) -> ThreadRef {
         if let Some(thread) = threads.get(key).filter(|thread| !thread.mailbox.is_closed()) {
             return thread.clone();
         }
@@ -68,18 +79,29 @@ impl Hub {
         self.threads.lock().get(key).filter(|thread| !thread.mailbox.is_closed()).cloned()
     }
 
-    /// Sends a letter, made anew if the actor ended meanwhile.
+    /// Sends a letter to the thread's actor, made if there is none. Waits while its mailbox is full.
+    ///
+    /// The letter is put into the mailbox under the lock under which an idle actor retires, so that none is lost and
+    /// two letters of one sender keep their order.
     pub(crate) async fn send(&self, inner: &Arc<Inner>, key: &ThreadKey, letter: Letter) -> Result<(), Error> {
         let mut letter = Box::new(letter);
         loop {
             if self.stop.is_cancelled() {
                 return Err(Error::Draining);
             }
-            let thread = self.thread(inner, key);
-            match thread.mailbox.send(letter).await {
-                Ok(()) => return Ok(()),
-                Err(mpsc::error::SendError(back)) => letter = back,
-            }
+            let full = {
+                let mut threads = self.threads.lock();
+                let thread = self.thread(&mut threads, inner, key);
+                match thread.mailbox.try_send(letter) {
+                    Ok(()) => return Ok(()),
+                    Err(mpsc::error::TrySendError::Full(back) | mpsc::error::TrySendError::Closed(back)) => {
+                        letter = back;
+                        thread.mailbox
+                    }
+                }
+            };
+            // There is room, or the actor is gone; either way the next try tells.
+            drop(full.reserve().await);
         }
     }
 
@@ -93,6 +115,24 @@ impl Hub {
         let (reply, answer) = oneshot::channel();
         self.send(inner, key, letter(reply)).await?;
         answer.await.map_err(|_| Error::Draining)
+    }
+
+    /// Ends an idle actor's mailbox, unless a letter has come in. Nothing can slip in between.
+    pub(super) fn retire(
+        &self,
+        key: &ThreadKey,
+        thread: &ThreadRef,
+        letters: &mut mpsc::Receiver<Box<Letter>>,
+    ) -> bool {
+        let mut threads = self.threads.lock();
+        if !letters.is_empty() {
+            return false;
+        }
+        letters.close();
+        if threads.get(key).is_some_and(|known| known.mailbox.same_channel(&thread.mailbox)) {
+            threads.remove(key);
+        }
+        true
     }
 
     /// An actor has ended.
@@ -131,6 +171,11 @@ impl ThreadRef {
     /// The run that occupies the thread.
     pub(crate) fn active_run_id(&self) -> Option<RunId> {
         self.view.borrow().active_run.clone()
+    }
+
+    /// The thread's lease is ours, so what its journal holds is known here.
+    pub(crate) fn is_owned(&self) -> bool {
+        self.view.borrow().owned
     }
 
     /// Stops the thread's run.

@@ -7,7 +7,7 @@ use crate::{
     run::RunOptions,
     runtime::{Action, ActiveBehavior, IdleBehavior},
     signal::{Attributes, Signal},
-    storage::InboxEntry,
+    storage::{InboxEntry, InputMode},
 };
 
 /// Names a caller who waits for an answer; the actor keeps the channel.
@@ -23,9 +23,24 @@ pub(crate) struct Input {
     pub(crate) own_options: bool,
     /// The journal holds it. Until then no run may take it.
     pub(crate) journaled: bool,
+    /// It joined a run, whose id its entry names; else the entry's run is its own.
+    pub(crate) joined: bool,
+    /// It was changed before the journal had answered; its entry is rewritten then.
+    pub(crate) rewrite: bool,
 }
 
 impl Input {
+    pub(crate) fn new(entry: InboxEntry, options: RunOptions, own_options: bool) -> Self {
+        Self { entry, options: Arc::new(options), own_options, journaled: false, joined: false, rewrite: false }
+    }
+
+    /// What the journal holds of an input; which run it was to join has gone.
+    pub(crate) fn of_journal(entry: InboxEntry) -> Self {
+        let options = RunOptions::from_stored(&entry.options);
+        let joined = entry.mode != InputMode::Queue;
+        Self { journaled: true, joined, ..Self::new(entry, options, true) }
+    }
+
     pub(crate) fn id(&self) -> &MessageId {
         &self.entry.signal.id
     }

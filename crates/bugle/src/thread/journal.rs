@@ -16,6 +16,15 @@ use crate::{
 /// Appends that one transaction takes at most.
 const BATCH: usize = 64;
 
+/// Waits before another try to accept input: 2 s in all.
+const ACCEPT_RETRIES: [Duration; 5] = [
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+    Duration::from_millis(250),
+    Duration::from_millis(600),
+    Duration::from_millis(1000),
+];
+
 /// One write.
 #[derive(Debug)]
 pub(super) enum Op {
@@ -93,6 +102,12 @@ impl Journal {
         }
     }
 
+    /// Takes in nothing new: what waits to be appended is refused with its sender's channel. What was taken back or
+    /// changed is written.
+    pub(super) fn stop(&mut self) {
+        self.waiting.retain(|op| !matches!(op, Op::Append(_) | Op::Claim | Op::Recover));
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.running.is_none() && self.waiting.is_empty()
     }
@@ -121,7 +136,7 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
     match op {
         Op::Append(entries) => {
             let accept = Accept { entries: entries.clone(), thread, claim: Some(claim), check_only: false };
-            Done::Appended { entries, result: storage.accept(accept).await }
+            Done::Appended { entries, result: accept_patiently(&*storage, accept).await }
         }
         Op::Claim => Done::Claimed(claim_only(&*storage, &thread, claim).await),
         Op::Persist { message, create, epoch, consumes } => {
@@ -157,6 +172,20 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
                 tracing::warn!(%thread, %error, "the lease could not be given up; it ends by itself");
             }
             Done::Quiet
+        }
+    }
+}
+
+/// Tries for about 2 s while the store is away; afterwards the sender is told, and nothing is retained (ruling 3).
+async fn accept_patiently(storage: &dyn Storage, accept: Accept) -> Result<Accepted, StorageError> {
+    let mut waits = ACCEPT_RETRIES.iter();
+    loop {
+        match storage.accept(accept.clone()).await {
+            Err(error) if error.is_retryable() => match waits.next() {
+                Some(wait) => tokio::time::sleep(*wait).await,
+                None => return Err(error),
+            },
+            answer => return answer,
         }
     }
 }

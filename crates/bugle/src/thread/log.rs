@@ -39,9 +39,13 @@ struct State {
     number: u64,
     entries: VecDeque<Entry>,
     bytes: usize,
+    /// Bytes of all chunks there ever were.
+    written: u64,
     /// The sequence number the next chunk gets; counts over epochs, private to this log.
     next: u64,
     active: Option<Active>,
+    /// Chunks that are no part of the active run and wait for the end of its step (SIG-342).
+    held: Vec<Chunk>,
     closed: bool,
 }
 
@@ -49,6 +53,8 @@ struct State {
 struct Entry {
     seq: u64,
     size: usize,
+    /// Bytes of all chunks before it, those dropped included.
+    offset: u64,
     chunk: Arc<StreamChunk>,
 }
 
@@ -75,9 +81,17 @@ impl State {
         let seq = self.next;
         self.next += 1;
         self.bytes += size;
-        self.entries.push_back(Entry { seq, size, chunk: Arc::new(StreamChunk::new(id, chunk)) });
+        let offset = self.written;
+        self.written += size as u64;
+        self.entries.push_back(Entry { seq, size, offset, chunk: Arc::new(StreamChunk::new(id, chunk)) });
         self.trim();
         seq
+    }
+
+    fn show_held(&mut self) {
+        for chunk in std::mem::take(&mut self.held) {
+            self.push(chunk);
+        }
     }
 
     fn trim(&mut self) {
@@ -111,15 +125,23 @@ impl StreamLog {
 
     /// Adds a chunk.
     pub(crate) fn push(&self, chunk: Chunk) {
-        self.state.lock().push(chunk);
+        let mut state = self.state.lock();
+        let ends_step = matches!(chunk.payload(), Some(Payload::StepFinish(_)));
+        state.push(chunk);
+        if ends_step {
+            state.show_held();
+        }
+        drop(state);
         self.changed.notify_waiters();
     }
 
-    /// Adds chunks that nobody may see apart.
-    pub(crate) fn push_all(&self, chunks: impl IntoIterator<Item = Chunk>) {
+    /// Adds chunks that nobody may see apart and that are no part of the active run: at once, or after its current
+    /// step (SIG-342).
+    pub(crate) fn push_between_steps(&self, chunks: impl IntoIterator<Item = Chunk>) {
         let mut state = self.state.lock();
-        for chunk in chunks {
-            state.push(chunk);
+        state.held.extend(chunks);
+        if state.active.is_none() {
+            state.show_held();
         }
         drop(state);
         self.changed.notify_waiters();
@@ -136,6 +158,7 @@ impl StreamLog {
         debug_assert!(first.is_ok(), "a run ends once");
         if state.active.as_ref().is_some_and(|active| active.run_id == run.run_id) {
             state.active = None;
+            state.show_held();
         }
         state.trim();
         drop(state);
@@ -222,9 +245,12 @@ impl StreamLog {
         }
     }
 
-    /// How many chunks a cursor is behind.
-    pub(crate) fn behind(&self, cursor: u64) -> u64 {
-        self.state.lock().next.saturating_sub(cursor)
+    /// How many chunks and bytes a cursor is behind.
+    pub(crate) fn behind(&self, cursor: u64) -> (u64, u64) {
+        let state = self.state.lock();
+        let index = usize::try_from(cursor.saturating_sub(state.front())).unwrap_or(usize::MAX);
+        let offset = state.entries.get(index).map_or(state.written, |entry| entry.offset);
+        (state.next.saturating_sub(cursor), state.written - offset)
     }
 
     /// Waits for a change after `probe` found nothing.

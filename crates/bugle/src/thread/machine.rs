@@ -11,7 +11,10 @@ use std::collections::VecDeque;
 use indexmap::IndexMap;
 use smallvec::SmallVec;
 
-use super::input::{Input, Routed, Send, Ticket};
+use super::{
+    hub::QueueGroup,
+    input::{Input, Routed, Send, Ticket},
+};
 use crate::{
     id::{MessageId, RunId},
     runtime::{AbortOptions, Action, ActiveBehavior, IdleBehavior, PendingMode, PromoteTo},
@@ -37,10 +40,12 @@ pub(crate) enum ThreadEvent {
     Claimed(Result<(), ClaimFailed>),
     /// A plain run asks for its turn.
     Direct { run_id: RunId, agent_id: String, continuation: bool },
-    /// The run in the slot takes what waits for it.
-    Drain { run_id: RunId, ticket: Ticket },
+    /// The run in the slot takes what waits for it; one that is `stopping` only what started it.
+    Drain { run_id: RunId, stopping: bool, ticket: Ticket },
     /// A run has ended; `returned` was taken but not placed.
     RunEnded { run_id: RunId, returned: Vec<Input>, failed_to_start: bool },
+    /// Another process owns the thread, or has owned it since: the journal is its, and so is `run_id`'s record.
+    LeaseLost { run_id: Option<RunId> },
     /// Take back these.
     Cancel { ticket: Ticket, ids: Vec<MessageId> },
     /// Take back the queued entries of this agent's group.
@@ -124,8 +129,6 @@ pub(crate) enum ThreadEffect {
     Edited { ticket: Ticket, signal: Box<Signal> },
     /// Send [`ThreadEvent::RetryDue`] after the wait for this many failed starts.
     RetryAfter { attempts: u32 },
-    /// The number of queued entries has changed (SIG-265).
-    QueueCount(usize),
 }
 
 /// Why input was refused by the machine itself.
@@ -238,10 +241,20 @@ pub(crate) struct ThreadMachine {
     claiming: bool,
     /// Starting waits for a timer after failures.
     resting: bool,
-    reported_count: usize,
-    /// Inputs that runs before this one took, for "already taken" (ruling 23); the newest 64.
+    /// Inputs that runs before this one took, for "already taken" (ruling 23).
     taken: VecDeque<(MessageId, RunId)>,
+    /// Runs that have ended lately: a look at the store that overlapped their end does not revive them.
+    ended: VecDeque<RunId>,
+    /// The run in the slot is at its end because the thread was lost; its record is to be gone on with.
+    fenced: Option<RunId>,
+    /// The process drains: nothing is started, all stays for the next owner (CLI-072).
+    held: bool,
 }
+
+/// The newest taken inputs that are kept in mind: as many as may wait at once.
+const TAKEN: usize = INBOX_ENTRIES;
+/// The newest ended runs that are kept in mind.
+const ENDED: usize = 64;
 
 type Effects = SmallVec<[ThreadEffect; 4]>;
 
@@ -257,7 +270,12 @@ impl ThreadMachine {
                 let list = if continuation { &mut self.continuations } else { &mut self.queue };
                 list.push_back(Turn::Direct { run_id, agent_id });
             }
-            ThreadEvent::Drain { run_id, ticket } => self.drain(&run_id, ticket, &mut effects),
+            ThreadEvent::Drain { run_id, stopping, ticket } => {
+                if stopping && let Some(slot) = self.slot.as_mut().filter(|slot| slot.run_id == run_id) {
+                    slot.state = SlotState::Stopping;
+                }
+                self.drain(&run_id, ticket, &mut effects);
+            }
             ThreadEvent::RunEnded { run_id, returned, failed_to_start } => {
                 self.run_ended(&run_id, returned, failed_to_start, &mut effects);
             }
@@ -274,6 +292,7 @@ impl ThreadMachine {
                 let removed = ids.into_iter().filter(|id| self.take_waiting(id).is_some()).collect();
                 self.removed(ticket, removed, &mut effects);
             }
+            ThreadEvent::LeaseLost { run_id } => self.lease_lost(run_id.as_ref()),
             ThreadEvent::Abort { ticket, options } => self.abort(ticket, &options, &mut effects),
             ThreadEvent::Promote { ticket, id, to } => self.promote(ticket, &id, to, &mut effects),
             ThreadEvent::Edit { ticket, id, contents, attributes } => {
@@ -283,17 +302,70 @@ impl ThreadMachine {
             ThreadEvent::RetryDue => self.resting = false,
         }
         self.start_next(&mut effects);
-        let count = self.queue_count();
-        if count != self.reported_count {
-            self.reported_count = count;
-            effects.push(ThreadEffect::QueueCount(count));
-        }
+        // A sender that is told of its run finds it (SIG-151).
+        effects.sort_by_key(
+            |effect| matches!(effect, ThreadEffect::Routed { routed, .. } if routed.action == Action::Wake),
+        );
         effects
     }
 
-    /// The lease was lost or given up; the next run claims it again.
+    /// The lease was given up; the next run claims it again.
     pub(crate) fn lease_gone(&mut self) {
         self.leased = false;
+    }
+
+    /// Starts nothing while `held`.
+    pub(crate) fn hold(&mut self, held: bool) {
+        self.held = held;
+    }
+
+    /// What the journal holds is its new owner's to answer; only that may be forgotten here.
+    fn lease_lost(&mut self, fenced: Option<&RunId>) {
+        self.leased = false;
+        self.recovered.clear();
+        self.pending.retain(|input| !input.journaled);
+        self.queue.retain(|turn| !matches!(turn, Turn::Input(input) if input.journaled));
+        if let Some(fenced) = fenced {
+            self.fenced = Some(fenced.clone());
+            if let Some(Slot { run_id, source: SlotSource::Input(inputs), .. }) = &mut self.slot
+                && run_id == fenced
+            {
+                inputs.retain(|input| !input.journaled);
+            }
+            // If the thread comes back to us, the journal says what the run had not placed.
+            if let Some(slot) = self.slot.as_mut().filter(|slot| slot.run_id == *fenced) {
+                slot.taken.clear();
+            }
+        }
+    }
+
+    /// Options of the run that is about to start; what is accepted meanwhile takes them over (SIG-252).
+    pub(crate) fn reserved_options(&self) -> Option<std::sync::Arc<crate::run::RunOptions>> {
+        let slot = self.slot.as_ref().filter(|slot| slot.state == SlotState::Reserved)?;
+        match &slot.source {
+            SlotSource::Input(inputs) => inputs.front().map(|input| input.options.clone()),
+            _ => None,
+        }
+    }
+
+    /// Queued entries by agent and group, in order of first appearance (SIG-266).
+    pub(crate) fn queue_groups(&self) -> Vec<QueueGroup> {
+        let mut groups: Vec<QueueGroup> = Vec::new();
+        let acquiring = match &self.slot {
+            Some(Slot { state: SlotState::Reserved, source: SlotSource::Input(inputs), .. }) => {
+                inputs.front().filter(|input| input.entry.mode == InputMode::Queue)
+            }
+            _ => None,
+        };
+        for InboxEntry { agent_id, queue_owner_id, .. } in acquiring.into_iter().chain(self.queued()).map(|i| &i.entry)
+        {
+            let Some(group) = queue_owner_id else { continue };
+            match groups.iter_mut().find(|known| known.agent_id == *agent_id && known.group == *group) {
+                Some(known) => known.count += 1,
+                None => groups.push(QueueGroup { agent_id: agent_id.clone(), group: group.clone(), count: 1 }),
+            }
+        }
+        groups
     }
 
     /// Nothing runs and nothing waits (state I of SIG §20).
@@ -436,10 +508,16 @@ impl ThreadMachine {
         effects: &mut Effects,
     ) {
         let queue = input.entry.mode == InputMode::Queue;
+        // New input is a reason to try again what could not start (SIG-255).
+        self.resting = false;
+        let stops_run = matches!(active, ActiveBehavior::Interrupt | ActiveBehavior::Rollback);
         let (action, run_id) = match own {
             None if self.nothing_waits() => (Action::Wake, input.entry.run_id.clone()),
             None => (Action::Deliver, input.entry.run_id.clone()),
+            // The run that follows the stopped one is its own (ruling 24).
+            Some(true) if !queue && stops_run => (Action::Deliver, input.entry.run_id.clone()),
             Some(true) if !queue => {
+                input.joined = true;
                 let run_id = self.active_run().cloned().unwrap_or_else(|| input.entry.run_id.clone());
                 input.entry.run_id = run_id.clone();
                 (Action::Deliver, run_id)
@@ -512,7 +590,12 @@ impl ThreadMachine {
                 self.leased = true;
                 if let Some(input) = self.input_mut(id) {
                     input.journaled = true;
-                    input.entry.position = position;
+                    if input.entry.position == 0 {
+                        input.entry.position = position;
+                    }
+                    if std::mem::take(&mut input.rewrite) {
+                        effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
+                    }
                 }
                 // One that was cancelled meanwhile keeps its outcome (SIG-153); its removal follows the append.
                 Self::accepted(accepting, None, effects);
@@ -522,6 +605,9 @@ impl ThreadMachine {
                 self.leased = true;
                 if let Some(input) = self.input_mut(id) {
                     input.journaled = true;
+                    if std::mem::take(&mut input.rewrite) {
+                        effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
+                    }
                 }
                 Self::accepted(accepting, None, effects);
             }
@@ -711,7 +797,13 @@ impl ThreadMachine {
         let Some(slot) = self.slot.take() else { return };
         let gone = slot.taken.into_keys().filter(|id| returned.iter().all(|input| input.id() != id));
         self.taken.extend(gone.map(|id| (id, slot.run_id.clone())));
-        self.taken.drain(..self.taken.len().saturating_sub(64));
+        self.taken.drain(..self.taken.len().saturating_sub(TAKEN));
+        if self.fenced.take().as_ref() != Some(&slot.run_id) {
+            self.ended.push_back(slot.run_id);
+        }
+        if self.ended.len() > ENDED {
+            self.ended.pop_front();
+        }
         if let Some(ticket) = self.draining.take() {
             effects.push(ThreadEffect::Drained { ticket, inputs: Vec::new() });
         }
@@ -811,17 +903,19 @@ impl ThreadMachine {
             let run_id = slot.run_id.clone();
             input.entry.mode = InputMode::Steer;
             input.entry.run_id = run_id.clone();
-            effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
+            input.joined = true;
+            rewrite(&mut input, effects);
             if slot.state == SlotState::Running {
                 effects.push(ThreadEffect::Nudge { interrupt: may_interrupt(&input) });
             }
             self.pending.push_back(input);
             effects.push(ThreadEffect::Promoted { ticket, run_id, to: PromoteTo::Run });
         } else {
-            let first = self.queued().map(|input| input.entry.position).min();
+            let journaled = self.queued().filter(|input| input.journaled);
+            let first = journaled.map(|input| input.entry.position).min();
             input.entry.position = first.map_or(input.entry.position, |first| first - 1);
             let run_id = input.entry.run_id.clone();
-            effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
+            rewrite(&mut input, effects);
             self.queue.push_front(Turn::Input(input));
             effects.push(ThreadEffect::Promoted { ticket, run_id, to: PromoteTo::Front });
         }
@@ -845,7 +939,7 @@ impl ThreadMachine {
         if let Some(attributes) = attributes {
             input.entry.signal.attributes = Some(attributes);
         }
-        effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
+        rewrite(input, effects);
         effects.push(ThreadEffect::Edited { ticket, signal: Box::new(input.entry.signal.clone()) });
     }
 
@@ -865,6 +959,7 @@ impl ThreadMachine {
     fn recover(&mut self, inputs: Vec<Input>, runs: Vec<RecoveredRun>) {
         for run in runs {
             let known = self.active_run() == Some(&run.run_id)
+                || self.ended.contains(&run.run_id)
                 || self.recovered.iter().any(|recovered| recovered.run_id == run.run_id);
             if !known {
                 self.recovered.push_back(run);
@@ -893,13 +988,20 @@ impl ThreadMachine {
 
     /// Fills a free slot by SIG-162: recovered runs, left-over input, continuations, queued turns.
     fn start_next(&mut self, effects: &mut Effects) {
+        if self.held {
+            return;
+        }
         if self.slot.is_none() && !self.resting {
             let source = if let Some(run) = self.recovered.front() {
                 Some((run.run_id.clone(), run.agent_id.clone(), SlotSource::Record))
             } else if let Some(first) = self.pending.front() {
-                first
-                    .journaled
-                    .then(|| (RunId::random(), first.entry.agent_id.clone(), SlotSource::Input(VecDeque::new())))
+                // Input that was to have a run of its own gives it its id; what had joined another run gets a new one.
+                let mut mine = self.pending.iter().filter(|input| input.entry.agent_id == first.entry.agent_id);
+                let own_id = mine.find(|input| !input.joined).map(|input| input.entry.run_id.clone());
+                first.journaled.then(|| {
+                    let run_id = own_id.unwrap_or_else(RunId::random);
+                    (run_id, first.entry.agent_id.clone(), SlotSource::Input(VecDeque::new()))
+                })
             } else {
                 let turn = self.continuations.front().or_else(|| self.queue.front());
                 match turn {
@@ -974,6 +1076,15 @@ impl ThreadMachine {
             aborted: slot.aborted,
             rollback: slot.rollback,
         }));
+    }
+}
+
+/// Rewrites an input's journal entry, once the journal holds it.
+fn rewrite(input: &mut Input, effects: &mut Effects) {
+    if input.journaled {
+        effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
+    } else {
+        input.rewrite = true;
     }
 }
 

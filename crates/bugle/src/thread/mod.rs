@@ -9,6 +9,7 @@ pub(crate) mod input;
 mod journal;
 mod log;
 pub(crate) mod machine;
+mod queue_events;
 mod subscription;
 
 pub(crate) use actor::{DirectRequest, Letter, SendLetter, ThreadLink};
@@ -16,4 +17,5 @@ pub(crate) use hub::{Hub, ThreadRef};
 pub(crate) use input::Input;
 pub use log::LogReader;
 pub(crate) use log::{DirectEnd, RunShared, StreamLog};
+pub use queue_events::QueueEvents;
 pub use subscription::Subscription;

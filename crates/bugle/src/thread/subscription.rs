@@ -16,6 +16,8 @@ use crate::{
 
 /// A subscriber further behind than this is told, and gets what it missed with adjacent deltas merged (SIG-508).
 const LAG_CHUNKS: u64 = 1024;
+/// The same in bytes.
+const LAG_BYTES: u64 = 1024 * 1024;
 
 /// A live view of a thread: all its runs, of any agent, one after the other. Dropping it unsubscribes; nothing else ends
 /// it but the runtime's shutdown (SIG-322).
@@ -99,7 +101,7 @@ impl Subscription {
             if let Some(ready) = self.ready.pop_front() {
                 return Some(Some(ready));
             }
-            if self.cursor >= self.caught_up_at && self.log.behind(self.cursor) > LAG_CHUNKS {
+            if self.cursor >= self.caught_up_at && self.lags() {
                 self.catch_up();
                 continue;
             }
@@ -117,6 +119,12 @@ impl Subscription {
         }
     }
 
+    fn lags(&self) -> bool {
+        let (chunks, bytes) = self.log.behind(self.cursor);
+        // One chunk by itself is no lag, however large.
+        chunks > LAG_CHUNKS || (chunks > 1 && bytes > LAG_BYTES)
+    }
+
     fn note_run(&mut self, chunk: &StreamChunk) {
         if chunk.chunk.run_id != self.last_run {
             self.last_run.clone_from(&chunk.chunk.run_id);
@@ -127,7 +135,15 @@ impl Subscription {
     fn catch_up(&mut self) {
         let mut merged: VecDeque<Arc<StreamChunk>> = VecDeque::new();
         let mut skipped = 0;
-        while let Read::Chunk(chunk) = self.log.read(&mut self.cursor) {
+        loop {
+            let chunk = match self.log.read(&mut self.cursor) {
+                Read::Chunk(chunk) => chunk,
+                Read::Lost(lost) => {
+                    skipped += lost;
+                    continue;
+                }
+                Read::Nothing | Read::Closed => break,
+            };
             if !self.shows(&chunk.chunk) {
                 continue;
             }

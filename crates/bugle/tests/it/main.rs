@@ -1,5 +1,6 @@
 //! The runtime on the scripted model.
 
+mod faulty;
 mod support;
 
 mod runs;

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use bugle::{
     Agent, AgentHandle, Bugle, MessageId, RunId, ThreadKey,
+    agent::AgentBuilder,
     chunk::{Chunk, ChunkBody, Payload},
     json::Value,
     memory::MemoryOptions,
     message::StoredMessage,
     model::{PromptMessage, ScriptedModel, UserPart},
-    runtime::{Delivery, Outcome, Sent, SubscribeOptions},
+    runtime::{ActiveBehavior, Delivery, IdleBehavior, Message, Outcome, Sent, SubscribeOptions, Target},
     storage::{MemoryStorage, SharedStorage},
     thread::Subscription,
 };
@@ -24,14 +25,26 @@ pub(crate) struct World {
 
 /// An agent `plain` with memory on `model`, and a thread nobody has used.
 pub(crate) async fn world(model: ScriptedModel) -> World {
-    let agent = Agent::builder("plain")
+    let agent = agent("plain", &model);
+    world_of(model, [agent]).await
+}
+
+/// The same with a second agent, `other`, on the same model.
+pub(crate) async fn world_of_two(model: ScriptedModel) -> World {
+    let agents = [agent("plain", &model), agent("other", &model)];
+    world_of(model, agents).await
+}
+
+pub(crate) fn agent(id: &str, model: &ScriptedModel) -> Agent {
+    builder(id, model).build().unwrap()
+}
+
+pub(crate) fn builder(id: &str, model: &ScriptedModel) -> AgentBuilder {
+    Agent::builder(id)
         .instructions("You are plain.")
         .model(Arc::new(model.clone()))
         .max_retries(0)
-        .memory(MemoryOptions::last(20))
-        .build()
-        .unwrap();
-    world_of(model, [agent]).await
+        .memory(MemoryOptions::last(500))
 }
 
 pub(crate) async fn world_of(model: ScriptedModel, agents: impl IntoIterator<Item = Agent>) -> World {
@@ -56,7 +69,11 @@ pub(crate) async fn world_on(
 
 impl World {
     pub(crate) async fn watch(&self) -> Watcher {
-        let subscription = self.agent.subscribe(&self.thread, SubscribeOptions::default()).await.unwrap();
+        self.watch_with(SubscribeOptions::default()).await
+    }
+
+    pub(crate) async fn watch_with(&self, options: SubscribeOptions) -> Watcher {
+        let subscription = self.agent.subscribe(&self.thread, options).await.unwrap();
         Watcher { subscription, chunks: Vec::new() }
     }
 
@@ -66,6 +83,32 @@ impl World {
 
     pub(crate) async fn queue(&self, text: &str) -> Outcome {
         accepted(self.agent.queue_message(&self.thread, text).await.unwrap()).await
+    }
+
+    pub(crate) fn other(&self) -> AgentHandle {
+        self.bugle.agent("other").unwrap()
+    }
+
+    pub(crate) fn target(&self) -> Target {
+        Target::from(&self.thread)
+    }
+
+    /// The thread, with these behaviors.
+    pub(crate) fn target_for(&self, active: ActiveBehavior, idle: IdleBehavior) -> Target {
+        let mut target = self.target();
+        target.if_active.behavior = active;
+        target.if_idle.behavior = idle;
+        target
+    }
+
+    pub(crate) async fn send_to(&self, target: Target, text: &str) -> Outcome {
+        accepted(self.agent.send_message(target, text).await.unwrap()).await
+    }
+
+    /// The ids of what waits, in order.
+    pub(crate) async fn waiting(&self) -> Vec<MessageId> {
+        let pending = self.agent.pending_input(&self.thread).await.unwrap();
+        pending.into_iter().map(|input| input.signal_id).collect()
     }
 
     pub(crate) async fn stored(&self) -> Vec<StoredMessage> {
@@ -81,6 +124,11 @@ impl World {
     pub(crate) fn asked(&self, n: usize) -> Vec<String> {
         user_texts(&self.model.requests()[n].prompt)
     }
+}
+
+/// A message whose id is its text.
+pub(crate) fn message(id: &str) -> Message {
+    Message { id: Some(id.into()), ..Message::from(id) }
 }
 
 pub(crate) async fn accepted(mut sent: Sent) -> Outcome {
@@ -152,6 +200,42 @@ impl Watcher {
             _ => None,
         });
         echoes.map(MessageId::from).collect()
+    }
+
+    /// The types of a run's chunks.
+    pub(crate) fn kinds_of(&self, run_id: &RunId) -> Vec<&str> {
+        let of_run = self.chunks.iter().filter(|chunk| chunk.run_id.as_ref() == Some(run_id));
+        of_run.map(Chunk::kind).collect()
+    }
+
+    /// The texts of the echoed signals, in order.
+    pub(crate) fn echoes(&self) -> Vec<String> {
+        let echoes = self.chunks.iter().filter_map(|chunk| match &chunk.body {
+            ChunkBody::Data(data) if data.kind == "data-signal" || data.kind == "data-user-message" => {
+                data.data.get("contents").and_then(Value::as_str)
+            }
+            _ => None,
+        });
+        echoes.map(str::to_owned).collect()
+    }
+
+    /// The order in which runs were seen, each once per stretch.
+    pub(crate) fn run_order(&self) -> Vec<RunId> {
+        let mut runs: Vec<RunId> = self.chunks.iter().filter_map(|chunk| chunk.run_id.clone()).collect();
+        runs.dedup();
+        runs
+    }
+
+    pub(crate) async fn delivery(&mut self) -> Option<Delivery> {
+        self.subscription.next().await
+    }
+
+    pub(crate) fn try_next(&mut self) -> Option<Delivery> {
+        self.subscription.try_next()
+    }
+
+    pub(crate) fn subscription(&self) -> &Subscription {
+        &self.subscription
     }
 
     pub(crate) fn text_of(&self, run_id: &RunId) -> String {
