@@ -12,10 +12,14 @@ use crate::support::{accepted, agent, message, world, world_on};
 
 #[tokio::test(start_paused = true)]
 async fn r01_two_wakes_are_one_run() {
-    let world = world(ScriptedModel::with_responses(["answer"])).await;
+    let store = crate::faulty::Faulty::new();
+    let model = ScriptedModel::with_responses(["answer"]);
+    let world = world_on(model.clone(), [agent("plain", &model)], store.clone()).await;
     let mut watcher = world.watch().await;
+    let hold = store.hold("accept");
     let mut first = world.agent.send_message(&world.thread, "one").await.unwrap();
     let mut second = world.agent.send_message(&world.thread, "two").await.unwrap();
+    hold.open();
     let (first, second) = (first.accepted().await.unwrap(), second.accepted().await.unwrap());
     assert_eq!((first.action, second.action), (Action::Wake, Action::Deliver));
     assert_eq!(first.run_id, second.run_id);
