@@ -5,5 +5,6 @@
 mod clients;
 mod codes;
 mod conversation;
+mod kill;
 mod lifecycle;
 mod support;

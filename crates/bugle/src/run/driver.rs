@@ -363,7 +363,10 @@ impl Driver {
 
     async fn commit(&mut self) -> Option<RunEvent> {
         let (messages, entries) = self.machine.take_commit();
-        let rollback = self.shared.is_rollback() && self.machine.is_ending();
+        let rollback = self.shared.is_rollback() && self.machine.is_stopping();
+        if rollback {
+            self.machine.drop_echoes();
+        }
         let committed = if self.machine.is_ending() {
             let last = self.log.last_number() + self.machine.chunks_to_come();
             if rollback {

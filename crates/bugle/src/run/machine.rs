@@ -373,6 +373,18 @@ impl RunMachine {
         matches!(self.phase, Phase::Committing(AfterCommit::End { .. }))
     }
 
+    /// Whether the commit under way ends a run that was stopped: only that can be rolled back.
+    pub(crate) fn is_stopping(&self) -> bool {
+        matches!(self.phase, Phase::Committing(AfterCommit::End { ending: Ending::Aborted, .. }))
+    }
+
+    /// The last commit is a rollback: what was not shown yet is not shown (SIG-454).
+    pub(crate) fn drop_echoes(&mut self) {
+        if let Phase::Committing(AfterCommit::End { echoes, .. }) = &mut self.phase {
+            echoes.clear();
+        }
+    }
+
     /// How many chunks of the run are still to come once its last commit is durable.
     pub(crate) fn chunks_to_come(&self) -> u64 {
         let Phase::Committing(AfterCommit::End { echoes, ending }) = &self.phase else { return 0 };

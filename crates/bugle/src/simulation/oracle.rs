@@ -55,6 +55,7 @@ pub(super) struct RunNote {
     pub(super) write_failed: bool,
     /// The write of its end is in the store.
     pub(super) end_landed: bool,
+    pub(super) rolled_back: bool,
 }
 
 /// How a run ended.
@@ -122,6 +123,7 @@ impl Oracle {
 
     /// A rollback of `run` is in the store.
     pub(super) fn rolled_back(&mut self, run: &RunId) {
+        self.run(run).rolled_back = true;
         let placed = std::mem::take(&mut self.run(run).placed);
         let wake = self.run(run).wake.clone();
         for id in placed {

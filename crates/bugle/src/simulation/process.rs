@@ -244,11 +244,10 @@ impl World {
         match effect {
             ThreadEffect::Journal(input) => {
                 let id = input.id().clone();
-                let sequence = self.oracle.next_sequence();
                 let record = self.record(&id);
-                if record.mode.is_none() || (record.refused && record.told.is_none() && !record.unclear) {
+                record.refused = false;
+                if record.mode.is_none() || (record.told.is_none() && record.placed.is_empty()) {
                     record.mode = Some(input.entry.mode);
-                    record.sequence = sequence;
                 }
                 self.process.push(Op::Append(vec![input.entry]));
             }
@@ -404,6 +403,14 @@ impl World {
                     && let Ok(accepted) = &mut result
                 {
                     accepted.entries = entries.iter().map(|_| EntryOutcome::Appended { position: 1 }).collect();
+                }
+                if let Ok(accepted) = &result {
+                    for (entry, outcome) in entries.iter().zip(&accepted.entries) {
+                        if matches!(outcome, EntryOutcome::Appended { .. }) {
+                            let sequence = self.oracle.next_sequence();
+                            self.record(&entry.signal.id).sequence = sequence;
+                        }
+                    }
                 }
                 if fails && happens && result.is_ok() {
                     for entry in &entries {

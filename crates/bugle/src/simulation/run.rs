@@ -77,8 +77,6 @@ pub(super) struct SimRun {
     blocked: Blocked,
     pub(super) aborted: bool,
     abort_seen: bool,
-    /// Some input of it is in the transcript.
-    committed: bool,
     pub(super) rollback: bool,
     pub(super) nudged: bool,
     /// What the model will say.
@@ -87,6 +85,8 @@ pub(super) struct SimRun {
     cancelling: bool,
     scoring: bool,
     first_drain: bool,
+    /// Some input has been placed for good.
+    committed: bool,
     /// The thread has been asked for input.
     asked: bool,
     /// Placed by commits the run knows of, and not rolled back.
@@ -109,7 +109,6 @@ impl SimRun {
             blocked: Blocked::Preparing,
             aborted,
             abort_seen: false,
-            committed: false,
             rollback,
             nudged: false,
             script: VecDeque::new(),
@@ -117,6 +116,7 @@ impl SimRun {
             cancelling: false,
             scoring: false,
             first_drain: true,
+            committed: false,
             asked: false,
             placed: Vec::new(),
             echoed: Vec::new(),
@@ -313,7 +313,8 @@ impl World {
             return;
         }
         run.asked = true;
-        let (run_id, stopping) = (run.id.clone(), run.aborted);
+        let stopping = run.aborted;
+        let run_id = run.id.clone();
         let ticket = self.process.drain_ticket();
         self.feed(ThreadEvent::Drain { run_id, stopping, ticket });
     }
@@ -345,7 +346,10 @@ impl World {
     fn begin_commit(&mut self, run: &mut SimRun) {
         let (Some(machine), Some(committer)) = (&mut run.machine, &mut run.committer) else { return };
         let (messages, entries) = machine.take_commit();
-        let rollback = run.rollback && machine.is_ending();
+        let rollback = run.rollback && machine.is_stopping();
+        if rollback {
+            machine.drop_echoes();
+        }
         let commit = if rollback {
             {
                 let placed = (machine.wake().cloned(), machine.joined().cloned().collect());
@@ -407,6 +411,7 @@ impl World {
         let (Some(machine), Some(committer)) = (&mut run.machine, &mut run.committer) else { return };
         if told {
             committer.written();
+            run.committed |= !write.entries.is_empty();
             if write.rollback {
                 give_back(machine, &mut run.in_hand);
                 run.placed.clear();
@@ -414,7 +419,6 @@ impl World {
             } else {
                 let placed = write.entries.iter().map(|entry| entry.signal.id.clone());
                 run.placed.extend(placed);
-                run.committed |= !write.entries.is_empty();
                 run.in_hand.retain(|input| !write.entries.iter().any(|entry| entry.signal.id == *input.id()));
             }
             run.events.push_back(RunEvent::Committed);
@@ -531,7 +535,7 @@ impl World {
             Ending::Finished if stored => End::Finished,
             Ending::Finished => End::FinishedUnstored,
             Ending::Failed(_) | Ending::Tripped(_) => End::Failed,
-            Ending::Aborted if run.rollback => End::RolledBack,
+            Ending::Aborted if note.rolled_back => End::RolledBack,
             Ending::Aborted => End::Aborted,
         };
         note.ends.push(end);
@@ -539,7 +543,7 @@ impl World {
         let (mut placed, mut echoed) = (std::mem::take(&mut run.placed), std::mem::take(&mut run.echoed));
         placed.sort_unstable();
         echoed.sort_unstable();
-        if end != End::RolledBack && placed != echoed {
+        if placed != echoed {
             let id = run.id.clone();
             self.oracle.fault(format!("{id} has placed {placed:?} and echoed {echoed:?} (SIG-454)"));
         }

@@ -263,6 +263,14 @@ impl World {
     fn crash(&mut self) {
         self.note(|| "-- kill -9".to_owned());
         self.clock.pass(LEASE_MS + 1);
+        if let Some(run) = &self.process.run {
+            // What is never stored dies with the run that saw it (SIG-025).
+            let placed = self.oracle.run(&run.id).placed.clone();
+            for id in placed {
+                let record = self.record(&id);
+                record.unclear |= record.transient;
+            }
+        }
         // A write that was under way may have happened or not: both are decided before (see `Blocked::Commit`).
         self.process = Process::new(self.lives);
         self.lives += 1;

@@ -333,7 +333,9 @@ impl ThreadMachine {
                 inputs.retain(|input| !input.journaled);
             }
             // If the thread comes back to us, the journal says what the run had not placed.
-            self.taken.retain(|(_, run)| run != fenced);
+            if let Some(slot) = self.slot.as_mut().filter(|slot| slot.run_id == *fenced) {
+                slot.taken.clear();
+            }
         }
     }
 
@@ -599,19 +601,15 @@ impl ThreadMachine {
                 Self::accepted(accepting, None, effects);
             }
             // An append that failed by its answer had happened; nobody else holds the entry, so it is this one.
-            Journal::Known { run_id, waits: true } => {
+            Journal::Known { waits: true, .. } => {
                 self.leased = true;
-                let mut known = None;
                 if let Some(input) = self.input_mut(id) {
                     input.journaled = true;
-                    if input.entry.mode == InputMode::Queue
-                        && let Some(run_id) = run_id
-                    {
-                        input.entry.run_id = run_id.clone();
-                        known = Some((Action::Deliver, Some(run_id)));
+                    if std::mem::take(&mut input.rewrite) {
+                        effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
                     }
                 }
-                Self::accepted(accepting, known, effects);
+                Self::accepted(accepting, None, effects);
             }
             Journal::Known { run_id, waits: false } => {
                 self.leased = true;
@@ -797,15 +795,15 @@ impl ThreadMachine {
             return;
         }
         let Some(slot) = self.slot.take() else { return };
+        let gone = slot.taken.into_keys().filter(|id| returned.iter().all(|input| input.id() != id));
+        self.taken.extend(gone.map(|id| (id, slot.run_id.clone())));
+        self.taken.drain(..self.taken.len().saturating_sub(TAKEN));
         if self.fenced.take().as_ref() != Some(&slot.run_id) {
-            self.ended.push_back(slot.run_id.clone());
+            self.ended.push_back(slot.run_id);
         }
         if self.ended.len() > ENDED {
             self.ended.pop_front();
         }
-        let gone = slot.taken.into_keys().filter(|id| returned.iter().all(|input| input.id() != id));
-        self.taken.extend(gone.map(|id| (id, slot.run_id.clone())));
-        self.taken.drain(..self.taken.len().saturating_sub(TAKEN));
         if let Some(ticket) = self.draining.take() {
             effects.push(ThreadEffect::Drained { ticket, inputs: Vec::new() });
         }
@@ -823,6 +821,10 @@ impl ThreadMachine {
                 effects.push(ThreadEffect::GiveUp(Box::new(first)));
                 attempts = 0;
             } else {
+                // It stays at the head, whatever places the store gave to what came back.
+                let others = back.iter().chain(self.inputs()).map(|input| input.entry.position).min();
+                let position = first.entry.position;
+                first.entry.position = others.map_or(position, |others| position.min(others - 1));
                 effects.push(ThreadEffect::UpdateJournal(Box::new(first.entry.clone())));
                 back.push_front(first);
             }
