@@ -161,6 +161,10 @@ impl From<Error> for Failure {
             }
             Error::Draining | Error::OwnedElsewhere { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
             Error::Storage(error) => error.into(),
+            // Not the provider's failure but the store's: nothing was run, or nothing more could be stored.
+            Error::Run(info) if matches!(info.name.as_str(), "StorageError" | "ThreadUnavailable") => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later()
+            }
             Error::Run(_) => Self::new(StatusCode::BAD_GATEWAY, text),
             Error::Internal(_) => Self::unexpected(&text),
             _ => Self::unexpected(&text),

@@ -154,7 +154,7 @@ async fn r31a_an_answer_that_breaks_off_is_an_error_that_keeps_the_text() {
     let world = Filed::new([cut, said("whole")]).await;
     let chunks = world.run("hi").await;
     let error = &of(&chunks, "error")[0]["error"];
-    assert!(error["message"].as_str().unwrap().contains("ended before the answer was complete"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("ended its answer before it was complete"), "{error}");
     assert_eq!((reason(&chunks), world.provider.bodies().len()), (&json!("error"), 1));
     assert_eq!(world.stored().await[1]["content"]["parts"][0]["text"], "half an answer");
     assert_eq!(text(&world.run("again").await), "whole");

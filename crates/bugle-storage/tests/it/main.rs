@@ -3,6 +3,7 @@
 // The lint's exception for tests does not reach the helpers.
 #![allow(clippy::unwrap_used)]
 
+mod continuation;
 mod contract;
 mod durability;
 mod errors;

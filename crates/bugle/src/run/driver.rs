@@ -724,10 +724,26 @@ fn response_value(metadata: &ResponseMetadata) -> Value {
 
 /// How a direct stream ends that never got a run, or lost it.
 pub(crate) fn failed_direct(run_id: &RunId, error: &ErrorInfo) -> Vec<Chunk> {
-    let finish = StepFinishPayload {
+    vec![
+        Chunk::agent(run_id, Payload::Error { error: error.clone() }),
+        Chunk::agent(run_id, Payload::Finish(Box::new(bare_finish(FinishReason::Error)))),
+    ]
+}
+
+/// How a direct stream ends that was stopped while it waited for its turn.
+pub(crate) fn aborted_direct(run_id: &RunId) -> Vec<Chunk> {
+    vec![
+        Chunk::agent(run_id, Payload::Abort {}),
+        Chunk::agent(run_id, Payload::Finish(Box::new(bare_finish(FinishReason::Aborted)))),
+    ]
+}
+
+/// The `finish` of a run that did nothing.
+fn bare_finish(reason: FinishReason) -> StepFinishPayload {
+    StepFinishPayload {
         message_id: MessageId::fresh(),
         step_result: StepResult {
-            reason: FinishReason::Error,
+            reason,
             raw_reason: None,
             is_continued: false,
             warnings: Vec::new(),
@@ -743,11 +759,7 @@ pub(crate) fn failed_direct(run_id: &RunId, error: &ErrorInfo) -> Vec<Chunk> {
         consumed_signal_ids: Vec::new(),
         unanswered_signal_ids: Vec::new(),
         warnings: Vec::new(),
-    };
-    vec![
-        Chunk::agent(run_id, Payload::Error { error: error.clone() }),
-        Chunk::agent(run_id, Payload::Finish(Box::new(finish))),
-    ]
+    }
 }
 
 /// The run could not begin; what waits for it is tried again by SIG-255.

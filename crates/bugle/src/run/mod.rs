@@ -21,7 +21,7 @@ pub(crate) mod transcript;
 
 #[cfg(test)]
 pub(crate) use driver::give_back;
-pub(crate) use driver::{RunSeed, SeedKind, drive, failed_direct};
+pub(crate) use driver::{RunSeed, SeedKind, aborted_direct, drive, failed_direct};
 pub use options::*;
 pub use output::*;
 pub use snapshot::{RunSnapshot, SnapshotPhase};

@@ -119,6 +119,14 @@ impl RunOutput {
     }
 }
 
+impl RunOutput {
+    /// The result of a run that was stopped while it waited for its turn.
+    pub(crate) fn aborted(run_id: RunId) -> Self {
+        let none = ErrorInfo::new("", "");
+        Self { finish_reason: FinishReason::Aborted, error: None, ..Self::failed(run_id, none) }
+    }
+}
+
 impl RunStream {
     /// The next chunk; `None` after the last. `finish` and `abort` of a direct stream differ from what subscribers
     /// see: see [`DirectChunk`].
@@ -131,7 +139,7 @@ impl RunStream {
         self.chunks.try_next_direct()
     }
 
-    /// Stops the run. One that still waits for its turn ends as soon as it begins.
+    /// Stops the run. One that still waits for its turn gives it up.
     pub fn abort(&self) {
         self.shared.stop(false);
     }

@@ -238,6 +238,10 @@ struct Actor {
     replies: HashMap<Ticket, Waiting>,
     next_ticket: Ticket,
     direct: HashMap<RunId, DirectRequest>,
+    /// Why the thread could not be owned when it was last tried.
+    unowned: String,
+    /// A direct run was stopped while it waited.
+    withdrawn: Arc<Notify>,
     run: Option<LiveRun>,
     /// Errors of the journal, by the input they refused.
     refused: HashMap<MessageId, Error>,
@@ -281,6 +285,8 @@ pub(super) async fn run(
         replies: HashMap::new(),
         next_ticket: 0,
         direct: HashMap::new(),
+        unowned: String::new(),
+        withdrawn: Arc::new(Notify::new()),
         run: None,
         refused: HashMap::new(),
         clearing: false,
@@ -318,6 +324,7 @@ pub(super) async fn run(
                 None => break false,
             },
             done = actor.journal.next() => Happened::Journal(done),
+            () = actor.withdrawn.notified() => Happened::Withdrawn,
             () = sleep_until(actor.retry_at.unwrap_or_else(far)), if actor.retry_at.is_some() => Happened::Retry,
             () = sleep_until(renew_at), if !resting && actor.epoch > 0 => Happened::Renew,
             () = actor.thread.left.notified(), if resting => Happened::Left,
@@ -326,6 +333,7 @@ pub(super) async fn run(
         match event {
             Happened::Letter(letter) => actor.letter(*letter),
             Happened::Journal(done) => actor.journal_done(done),
+            Happened::Withdrawn => actor.withdraw(),
             Happened::Retry => {
                 actor.retry_at = None;
                 actor.feed(ThreadEvent::RetryDue);
@@ -361,6 +369,7 @@ pub(super) async fn run(
 enum Happened {
     Letter(Box<Letter>),
     Journal(Done),
+    Withdrawn,
     Retry,
     Renew,
     Left,
@@ -388,6 +397,7 @@ impl Actor {
                     agent_id: request.agent.id().to_owned(),
                     continuation: request.continuation,
                 };
+                request.shared.wait_at(self.withdrawn.clone());
                 self.direct.insert(request.shared.run_id.clone(), *request);
                 self.feed(event);
             }
@@ -676,12 +686,31 @@ impl Actor {
         }
     }
 
+    /// Takes out the direct runs whose callers have left (HTTP-026).
+    fn withdraw(&mut self) {
+        let left = self.direct.values().filter(|request| request.shared.abort.is_cancelled());
+        for run_id in left.map(|request| request.shared.run_id.clone()).collect::<Vec<_>>() {
+            self.feed(ThreadEvent::Withdrawn { run_id });
+        }
+    }
+
     fn refuse_direct(&mut self, run_id: &RunId) {
         let Some(request) = self.direct.remove(run_id) else { return };
-        let message = format!("thread {} cannot be owned now; try again", self.key);
+        if request.shared.abort.is_cancelled() {
+            let chunks = crate::run::aborted_direct(run_id);
+            self.thread.log.end_run(&request.shared, None, DirectEnd { replaces_last: false, chunks });
+            if let Some(output) = request.output {
+                let _ = output.send(RunOutput::aborted(run_id.clone()));
+            }
+            return;
+        }
+        let message = format!("thread {} cannot be owned now: {}; try again", self.key, self.unowned);
         let error = ErrorInfo::new("ThreadUnavailable", message);
         let chunks = crate::run::failed_direct(run_id, &error);
         self.thread.log.end_run(&request.shared, None, DirectEnd { replaces_last: false, chunks });
+        if let Some(output) = request.output {
+            let _ = output.send(RunOutput::failed(run_id.clone(), error));
+        }
     }
 
     fn persist(&mut self, ticket: Ticket, input: Input, echo: bool) {
@@ -856,11 +885,13 @@ impl Actor {
             }
             Ok(Lease::HeldBy { owner }) => {
                 tracing::warn!(thread = %self.key, owner, "the thread is owned by another process");
+                self.unowned = format!("another process, {owner}, owns it");
                 self.lose();
                 false
             }
             Err(error) => {
                 tracing::error!(thread = %self.key, %error, "the thread's lease could not be taken");
+                self.unowned = error.to_string();
                 // A run at work keeps its epoch; the store refuses its writes if it is stale.
                 self.epoch > 0
             }

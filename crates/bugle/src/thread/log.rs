@@ -296,6 +296,8 @@ pub(crate) struct RunShared {
     pub(crate) abort: CancellationToken,
     rollback: AtomicBool,
     fenced: AtomicBool,
+    /// Told of a stop while the run waits for its turn.
+    waits_at: OnceLock<Arc<Notify>>,
     end: OnceLock<End>,
 }
 
@@ -306,6 +308,7 @@ impl RunShared {
             abort: CancellationToken::new(),
             rollback: AtomicBool::new(false),
             fenced: AtomicBool::new(false),
+            waits_at: OnceLock::new(),
             end: OnceLock::new(),
         })
     }
@@ -316,6 +319,17 @@ impl RunShared {
             self.rollback.store(true, Ordering::Release);
         }
         self.abort.cancel();
+        if let Some(thread) = self.waits_at.get() {
+            thread.notify_one();
+        }
+    }
+
+    /// The run waits for its turn on a thread, which is told if it is stopped before that.
+    pub(crate) fn wait_at(&self, thread: Arc<Notify>) {
+        let thread = self.waits_at.get_or_init(|| thread);
+        if self.abort.is_cancelled() {
+            thread.notify_one();
+        }
     }
 
     pub(crate) fn is_rollback(&self) -> bool {

@@ -40,6 +40,8 @@ pub(crate) enum ThreadEvent {
     Claimed(Result<(), ClaimFailed>),
     /// A plain run asks for its turn.
     Direct { run_id: RunId, agent_id: String, continuation: bool },
+    /// The caller of a direct run that may still wait has left.
+    Withdrawn { run_id: RunId },
     /// The run in the slot takes what waits for it; one that is `stopping` only what started it.
     Drain { run_id: RunId, stopping: bool, ticket: Ticket },
     /// A run has ended; `returned` was taken but not placed.
@@ -269,6 +271,16 @@ impl ThreadMachine {
             ThreadEvent::Direct { run_id, agent_id, continuation } => {
                 let list = if continuation { &mut self.continuations } else { &mut self.queue };
                 list.push_back(Turn::Direct { run_id, agent_id });
+            }
+            ThreadEvent::Withdrawn { run_id: left } => {
+                let is_it = |turn: &Turn| matches!(turn, Turn::Direct { run_id, .. } if *run_id == left);
+                let waiting = self.continuations.len() + self.queue.len();
+                self.continuations.retain(|turn| !is_it(turn));
+                self.queue.retain(|turn| !is_it(turn));
+                // One that has begun stops by itself.
+                if self.continuations.len() + self.queue.len() < waiting {
+                    effects.push(ThreadEffect::DirectRefused { run_id: left });
+                }
             }
             ThreadEvent::Drain { run_id, stopping, ticket } => {
                 if stopping && let Some(slot) = self.slot.as_mut().filter(|slot| slot.run_id == run_id) {

@@ -10,7 +10,6 @@ use bugle::{
     model::{Gate, Script, ScriptedModel},
     run::{Hooks, ThreadSeed},
     runtime::RunInput,
-    storage::NewThread,
 };
 use parking_lot::Mutex;
 
@@ -286,5 +285,4 @@ async fn loop_255_a_call_that_was_started_before_a_crash_is_not_repeated() {
     assert_eq!(results[0]["output"]["value"], json!({"echo": {}}));
     assert!(results[1]["output"].to_string().contains("outcome unknown after a restart"), "{results}");
     assert_eq!(world.texts().await.last().map(String::as_str), Some("Hello"));
-    let _ = NewThread::default();
 }

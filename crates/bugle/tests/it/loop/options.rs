@@ -228,3 +228,30 @@ async fn loop_180_loop_181_hooks_are_called_in_order_and_cannot_break_the_run() 
         ]
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn loop_206_a_run_that_is_stopped_while_it_waits_gives_up_its_turn() {
+    let gate = bugle::model::Gate::new();
+    let world = world_with([hello().gate(&gate), hello()], |agent| agent).await;
+    let first = world.agent.stream(input("one"), Some(&world.thread), RunOptions::default()).await.unwrap();
+    gate.reached().await;
+    let mut second = world.agent.stream(input("two"), Some(&world.thread), RunOptions::default()).await.unwrap();
+    let third = world.agent.stream(input("three"), Some(&world.thread), RunOptions::default()).await.unwrap();
+    second.abort();
+    let mut kinds = Vec::new();
+    while let Some(chunk) = second.next().await {
+        kinds.push(chunk.chunk().kind().to_owned());
+    }
+    assert_eq!(kinds, ["abort", "finish"], "at once, although the first run goes on");
+    assert_eq!(second.output().await.unwrap().finish_reason, bugle::chunk::FinishReason::Aborted);
+    // `generate` whose caller leaves does the same.
+    let generate = world.agent.generate(input("four"), Some(&world.thread), RunOptions::default());
+    assert!(tokio::time::timeout(std::time::Duration::from_secs(1), generate).await.is_err());
+    gate.open();
+    assert_eq!(
+        (first.output().await.unwrap().text, third.output().await.unwrap().text),
+        ("Hello".into(), "Hello".into())
+    );
+    assert_eq!(world.texts().await, ["one", "Hello", "three", "Hello"]);
+    assert_eq!(world.model.requested(), 2);
+}

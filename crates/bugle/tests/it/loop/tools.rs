@@ -266,15 +266,14 @@ async fn loop_076_a_client_tool_is_completed_by_the_next_request() {
 
 #[tokio::test(start_paused = true)]
 async fn loop_077_a_tool_that_the_provider_runs_is_not_run_here_and_does_not_continue_the_loop() {
-    let search = |event: ModelEvent| event;
     let script = Script::new()
-        .emit(search(ModelEvent::ToolCall {
+        .emit(ModelEvent::ToolCall {
             id: "s".into(),
             name: "echo".into(),
             input: "{\"q\":1}".into(),
             provider_executed: true,
             provider_metadata: None,
-        }))
+        })
         .emit(ModelEvent::ToolResult { id: "s".into(), name: "echo".into(), result: json!("hit"), is_error: false })
         .text("found");
     let world = world_with([script], |agent| agent.tool(echo())).await;
