@@ -156,7 +156,9 @@ impl From<Error> for Failure {
             Error::InvalidSignal(invalid) => Self::field(invalid.field, invalid.message),
             Error::Invalid { field, message } => Self::field(field, message),
             Error::InputLimit(_) => Self::new(StatusCode::TOO_MANY_REQUESTS, text).later(),
-            Error::AlreadyTaken { run_id, .. } | Error::RunInProgress { run_id, .. } => Self::conflict(text).with_run(&run_id),
+            Error::AlreadyTaken { run_id, .. } | Error::RunInProgress { run_id, .. } => {
+                Self::conflict(text).with_run(&run_id)
+            }
             Error::Draining | Error::OwnedElsewhere { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
             Error::Storage(error) => error.into(),
             Error::Run(_) => Self::new(StatusCode::BAD_GATEWAY, text),

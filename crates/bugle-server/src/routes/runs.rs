@@ -1,13 +1,7 @@
 //! Running an agent and waiting for it (HTTP §5).
 
 use super::{Answer, Route, answer, route};
-use crate::{
-    answer::generated,
-    call::Call,
-    fields,
-    run_fields::run_request,
-    sse,
-};
+use crate::{answer::generated, call::Call, fields, run_fields::run_request, sse};
 
 pub(super) const ROUTES: &[Route] = &[
     route!(Post "/agents/{agentId}/generate" "Runs the agent and answers its result", generate, body: fields::RUN),

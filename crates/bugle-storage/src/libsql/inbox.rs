@@ -231,11 +231,8 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
         threads::ensure(connection, new, now)?;
     }
     // One statement reads the owner and marks the thread as written.
-    let owner = if step.messages.is_empty() {
-        threads::owner(connection, id)?
-    } else {
-        threads::touch(connection, id, now)?
-    };
+    let owner =
+        if step.messages.is_empty() { threads::owner(connection, id)? } else { threads::touch(connection, id, now)? };
     check_owned(&step.thread, owner.clone())?;
     place(connection, step)?;
     if !step.removed.is_empty() {
