@@ -55,7 +55,11 @@ pub(crate) fn subscription(subscription: Subscription, keep_alive: Duration, eve
 /// The response to a run: ends with the run (HTTP-023); a client that leaves stops it (HTTP-026).
 pub(crate) fn run(run: RunStream, bugle: Bugle, keep_alive: Duration) -> Response {
     let pulse = Pulse { every: keep_alive, comment: HEARTBEAT };
-    respond(Body::from_stream(frames(RunFrames { run, bugle, ended: false, complete: false }, pulse, None)))
+    respond(Body::from_stream(frames(
+        RunFrames { run, bugle, ended: false, complete: false, left: false },
+        pulse,
+        None,
+    )))
 }
 
 fn respond(body: Body) -> Response {
@@ -188,6 +192,8 @@ struct RunFrames {
     ended: bool,
     /// That chunk says how it ended, or that it waits for a person.
     complete: bool,
+    /// This process has stopped working on the run; it goes on elsewhere (CLI-072).
+    left: bool,
 }
 
 impl RunFrames {
@@ -197,6 +203,7 @@ impl RunFrames {
             return None;
         };
         self.complete = completes(chunk.chunk());
+        self.left |= is_left(chunk.chunk());
         Some(chunk.frame())
     }
 }
@@ -214,6 +221,10 @@ fn completes(chunk: &Chunk) -> bool {
                 | Payload::ToolCallSuspended { .. }
         )
     )
+}
+
+fn is_left(chunk: &Chunk) -> bool {
+    matches!(chunk.payload(), Some(Payload::Error { error }) if error.name == "RunLeft")
 }
 
 impl Source for RunFrames {
@@ -237,7 +248,7 @@ impl Source for RunFrames {
 
     fn farewell(&self) -> Option<Bytes> {
         // A run that the end of the process cut short has not finished; `[DONE]` would say so (CLI-072).
-        (self.complete || !self.bugle.is_draining()).then_some(DONE)
+        (!self.left && (self.complete || !self.bugle.is_draining())).then_some(DONE)
     }
 }
 

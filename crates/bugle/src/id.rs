@@ -58,6 +58,10 @@ string_id! {
 impl RunId {
     /// A fresh random id (UUID v4, LOOP-007).
     pub fn random() -> Self {
+        #[cfg(test)]
+        if let Some(number) = numbered::next() {
+            return format!("run-{number:05}").into();
+        }
         uuid::Uuid::new_v4().to_string().into()
     }
 }
@@ -65,7 +69,30 @@ impl RunId {
 impl MessageId {
     /// A fresh id that sorts after the ones made before it (UUID v7, MEM-056).
     pub fn fresh() -> Self {
+        #[cfg(test)]
+        if let Some(number) = numbered::next() {
+            return format!("message-{number:05}").into();
+        }
         uuid::Uuid::now_v7().to_string().into()
+    }
+}
+
+/// Ids in the order they are made, so that a simulated history can be played again.
+#[cfg(test)]
+pub(crate) mod numbered {
+    use std::cell::Cell;
+
+    thread_local!(static NEXT: Cell<Option<u64>> = const { Cell::new(None) });
+
+    /// From now on this thread's ids are numbers, from 1.
+    pub(crate) fn start() {
+        NEXT.set(Some(1));
+    }
+
+    pub(super) fn next() -> Option<u64> {
+        let next = NEXT.get();
+        NEXT.set(next.map(|next| next + 1));
+        next
     }
 }
 

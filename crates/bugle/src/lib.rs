@@ -24,6 +24,8 @@ pub mod run;
 pub mod runtime;
 pub mod scorer;
 pub mod signal;
+#[cfg(test)]
+mod simulation;
 pub mod storage;
 pub mod thread;
 pub mod time;

@@ -1,5 +1,7 @@
 //! Threads, messages and working memory, as stored (HTTP §8).
 
+use std::time::Duration;
+
 use bugle::{
     AgentHandle, MessageId, ThreadKey,
     json::{Object, Value, json},
@@ -38,6 +40,9 @@ pub(super) const ROUTES: &[Route] = &[
     route!(Post "/memory/messages/delete" "Deletes messages", delete_messages, query: fields::MEMORY_QUERY, body: fields::DELETE_MESSAGES),
     route!(Post "/memory/save-messages" "Stores messages", save_messages, query: fields::MEMORY_QUERY, body: fields::SAVE_MESSAGES),
 ];
+
+/// How long a deletion waits for the thread's run to stop.
+const STOP_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The memory options of the agent of the query, if it names one that has memory.
 fn memory_options(call: &Call) -> Option<MemoryOptions> {
@@ -165,7 +170,17 @@ async fn delete_thread(call: Call) -> Answer {
     let agent = call.agent_of_query()?;
     let thread = call.thread_to_write(None).await?;
     // A run of it is stopped first, and what waits goes with the thread (MEM-019).
-    agent.abort_thread(&key(&thread), AbortOptions { clear_pending_signals: true, expected_run_id: None }).await?;
+    let key = key(&thread);
+    agent.abort_thread(&key, AbortOptions { clear_pending_signals: true, expected_run_id: None }).await?;
+    // What it stores last must not come after the deletion.
+    let ended = async {
+        while agent.active_run_id(&key).is_some() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    if tokio::time::timeout(STOP_TIME_MAX, ended).await.is_err() {
+        return Err(Failure::conflict("The thread's run has not stopped yet; delete the thread again in a moment"));
+    }
     if !call.bugle().storage().delete_thread(&thread.id).await? {
         return Err(Failure::unknown_thread());
     }

@@ -4,6 +4,7 @@
 
 mod auth;
 mod bad_input;
+mod memory;
 mod messages;
 mod runs;
 mod serving;

@@ -54,7 +54,8 @@ async fn cli_072_a_draining_server_refuses_input_answers_health_and_ends_streams
     let thread = json!({"threadId": "t", "resourceId": "r"}).to_string();
     let mut subscriber = Client::send(address, "POST", "/api/agents/plain/threads/subscribe", &thread).await;
     assert!(subscriber.until(": connected\n\n").await);
-    let run = json!({"messages": "[[say one ;; hang]]"}).to_string();
+    let memory = json!({"thread": "t", "resource": "r"});
+    let run = json!({"messages": "[[say one ;; hang]]", "memory": memory}).to_string();
     let mut stream = Client::send(address, "POST", "/api/agents/plain/stream", &run).await;
     assert!(stream.until("text-delta").await);
 

@@ -10,7 +10,7 @@ use axum::{
 use bugle::{
     Agent, Bugle, Tool,
     json::{Value, json},
-    memory::MemoryOptions,
+    memory::{MemoryOptions, WorkingMemoryOptions},
     model::ScriptedModel,
     storage::MemoryStorage,
     tool::ToolError,
@@ -64,8 +64,11 @@ impl Server {
         let agent = |id: &str| Agent::builder(id).instructions("You are plain.").model(Arc::new(model.clone()));
         let plain =
             agent("plain").memory(MemoryOptions::last(20)).tool(weather).tool(fails).tool(Tool::client("where"));
+        let noting =
+            MemoryOptions { working_memory: Some(WorkingMemoryOptions::default()), ..MemoryOptions::default() };
         let bugle = Bugle::builder()
             .agent(plain.build().unwrap())
+            .agent(agent("noting").memory(noting).build().unwrap())
             .agent_as("keyed", agent("forgetful").build().unwrap())
             .storage(MemoryStorage::new())
             .build()

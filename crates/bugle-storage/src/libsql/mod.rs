@@ -8,6 +8,7 @@
 //! Several processes may use one file at once, the reference among them.
 
 mod alive;
+mod checkpoint;
 mod codec;
 mod error;
 mod inbox;

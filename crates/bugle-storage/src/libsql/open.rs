@@ -12,6 +12,7 @@ use rusqlite::{Connection, OpenFlags};
 use super::{
     Inner, LibSql,
     alive::{Life, Watch},
+    checkpoint::{Checkpoints, LOG_LEN_KEPT},
     error::{explain, no_directory, unavailable},
     network, schema,
     worker::Worker,
@@ -90,15 +91,28 @@ impl LibSqlOptions {
         let thread_failed =
             |error| unavailable(format!("{name}: a thread for the database cannot be started: {error}"));
         let mut readers = Vec::with_capacity(self.readers);
+        let (reading, read) = std::sync::mpsc::channel();
         for _ in 0..self.readers.max(1) {
             let reader = self.connect(&target.uri).map_err(explain)?;
             if is_read_only {
                 stand_in(&reader, &name)?;
             }
             reader.pragma_update(None, "query_only", true).map_err(explain)?;
-            readers.push(Worker::reader(reader, Arc::clone(&name), self.queue_len_max).map_err(thread_failed)?);
+            readers.push(
+                Worker::reader(reader, Arc::clone(&name), self.queue_len_max, reading.clone())
+                    .map_err(thread_failed)?,
+            );
         }
-        let writer = Worker::writer(connection, Arc::clone(&name), self.queue_len_max, life).map_err(thread_failed)?;
+        let checkpoints = if is_read_only {
+            None
+        } else {
+            let mover = self.connect(&target.uri).map_err(explain)?;
+            connection.pragma_update(None, "wal_autocheckpoint", 0).map_err(explain)?;
+            Some(Checkpoints::start(mover, path, reading.clone()).map_err(thread_failed)?)
+        };
+        drop(reading);
+        let writer = Worker::writer(connection, Arc::clone(&name), self.queue_len_max, checkpoints, read, life)
+            .map_err(thread_failed)?;
         let inner = Inner { name, is_durable: true, owner, watch, writer, readers, next_reader: 0.into() };
         Ok(LibSql { inner: Arc::new(inner) })
     }
@@ -111,8 +125,9 @@ impl LibSqlOptions {
             Ok(connection)
         };
         let connection = open().map_err(|error| explain(&name, error))?;
-        let writer = Worker::writer(connection, Arc::clone(&name), self.queue_len_max, ())
-            .map_err(|error| unavailable(format!("{name}: a thread for the database cannot be started: {error}")))?;
+        let writer =
+            Worker::writer(connection, Arc::clone(&name), self.queue_len_max, None, std::sync::mpsc::channel().1, ())
+                .map_err(|error| unavailable(format!("{name}: a thread for the database cannot be started: {error}")))?;
         let (owner, watch) = anonymous("memory");
         let inner = Inner { name, is_durable: false, owner, watch, writer, readers: Vec::new(), next_reader: 0.into() };
         Ok(LibSql { inner: Arc::new(inner) })
@@ -138,6 +153,8 @@ impl LibSqlOptions {
         connection.execute_batch(&format!(
             "PRAGMA synchronous={synchronous}; PRAGMA temp_store=MEMORY; PRAGMA cache_size=-16000;"
         ))?;
+        let _kept: i64 =
+            connection.query_row(&format!("PRAGMA journal_size_limit={LOG_LEN_KEPT}"), (), |row| row.get(0))?;
         let _size: Option<i64> = connection.query_row("PRAGMA mmap_size=134217728", (), |row| row.get(0)).ok();
         if let Some(pages) = self.pages_max {
             let _pages: i64 = connection.query_row(&format!("PRAGMA max_page_count={pages}"), (), |row| row.get(0))?;

@@ -10,7 +10,10 @@ use bugle::storage::StorageError;
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::error::{Answer, explain, unavailable};
+use super::{
+    checkpoint::Checkpoints,
+    error::{Answer, explain, unavailable},
+};
 
 /// Jobs of one group commit at most: bounds how long the first one waits for the last.
 const GROUP_MAX: usize = 256;
@@ -24,6 +27,10 @@ trait Job: Send {
     /// Nobody waits for the answer any more and it has not begun.
     fn is_abandoned(&self) -> bool;
 }
+
+/// What is never sent.
+#[derive(Debug)]
+pub(super) enum Never {}
 
 struct Task<T, F> {
     work: F,
@@ -75,25 +82,39 @@ impl std::fmt::Debug for dyn Job {
 }
 
 impl Worker {
-    /// A thread whose jobs run in write transactions. `keep` lives until its last job is done.
+    /// A thread whose jobs run in write transactions. After its last job it waits until `readers` are gone, so that it
+    /// closes the file last and leaves no log file behind; then it lets go of `keep`.
     pub(super) fn writer(
         connection: Connection,
         name: Arc<str>,
         queue_len_max: usize,
+        mut checkpoints: Option<Checkpoints>,
+        readers: std::sync::mpsc::Receiver<Never>,
         keep: impl Send + 'static,
     ) -> std::io::Result<Self> {
         Self::spawn("bugle-db-write", name, queue_len_max, move |mut queue, name| {
             let mut group = Vec::new();
             while queue.blocking_recv_many(&mut group, GROUP_MAX) > 0 {
                 commit_group(&connection, &name, &mut group);
+                if let Some(checkpoints) = &mut checkpoints {
+                    checkpoints.after_transaction(&connection);
+                }
             }
+            drop(checkpoints);
+            // Nothing is ever sent: this returns when every reader has dropped its end.
+            let _ = readers.recv();
             drop(connection);
             drop(keep);
         })
     }
 
-    /// A thread whose jobs each see one snapshot.
-    pub(super) fn reader(connection: Connection, name: Arc<str>, queue_len_max: usize) -> std::io::Result<Self> {
+    /// A thread whose jobs each see one snapshot. It drops `open` when it has closed its connection.
+    pub(super) fn reader(
+        connection: Connection,
+        name: Arc<str>,
+        queue_len_max: usize,
+        open: std::sync::mpsc::Sender<Never>,
+    ) -> std::io::Result<Self> {
         Self::spawn("bugle-db-read", name, queue_len_max, move |mut queue, name| {
             while let Some(mut job) = queue.blocking_recv() {
                 if job.is_abandoned() {
@@ -108,6 +129,8 @@ impl Worker {
                 };
                 job.answer(failed.map(|error| explain(&name, error)));
             }
+            drop(connection);
+            drop(open);
         })
     }
 

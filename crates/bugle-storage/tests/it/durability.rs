@@ -128,3 +128,25 @@ async fn sto_7_5_two_processes_write_a_thousand_times_each_and_nothing_is_lost()
     assert_eq!(memory.len(), names.len(), "MEM-104");
     assert_eq!(integrity(&path), "ok");
 }
+
+#[tokio::test]
+async fn the_log_is_moved_into_the_file_while_writes_go_on_and_closing_leaves_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.db");
+    let log = directory.path().join("a.db-wal");
+    let store = open(&path);
+    with_thread(&store, "t1").await;
+    let mut longest = 0;
+    let mut large = message("t1", "m");
+    large.content.content = Some("x".repeat(96 * 1024));
+    for _ in 0..1000 {
+        store.save_messages(vec![large.clone()]).await.unwrap();
+        longest = longest.max(std::fs::metadata(&log).unwrap().len());
+    }
+    // 1000 × 96 KiB = 94 MiB went through it.
+    assert!(longest < 48 << 20, "{longest}");
+    store.close().await;
+    assert!(!log.exists());
+    assert_eq!(integrity(&path), "ok");
+    assert_eq!(open(&path).get_messages(&["m".into()]).await.unwrap()[0].content, large.content);
+}

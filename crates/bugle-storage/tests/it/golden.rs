@@ -125,7 +125,7 @@ async fn mem_019_deletion_of_a_thread_leaves_nothing_of_it() {
     }
     let connection = raw(&path);
     for (sql, left) in [
-        (r#"SELECT count(*) FROM mastra_messages WHERE thread_id IN ('thread-plain', 'thread-approval')"#, 0),
+        ("SELECT count(*) FROM mastra_messages WHERE thread_id IN ('thread-plain', 'thread-approval')", 0),
         (r#"SELECT count(*) FROM mastra_thread_state WHERE "threadId" = 'thread-plain'"#, 0),
         (r#"SELECT count(*) FROM mastra_notifications WHERE "threadId" = 'thread-plain'"#, 0),
         ("SELECT count(*) FROM mastra_background_tasks WHERE thread_id = 'thread-plain'", 0),

@@ -1,5 +1,8 @@
 //! Tests of the stores.
 
+// The lint's exception for tests does not reach the helpers.
+#![allow(clippy::unwrap_used)]
+
 mod contract;
 mod durability;
 mod errors;

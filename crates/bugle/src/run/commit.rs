@@ -26,14 +26,16 @@ pub(super) enum CommitError {
 }
 
 /// Writes what a run changes.
-pub(super) struct Committer {
+pub(crate) struct Committer {
     target: Option<Target>,
     run_id: RunId,
     agent_id: String,
     /// Rows are written at all: the agent has memory, and it is not read-only.
     stores: bool,
-    /// A record is kept, so that another process can go on.
+    /// A record is kept, so that another process can go on. A plain run gets one when it takes in input of others.
     records: bool,
+    /// Nobody but subscribers waits for the run, so that it can be left to another process.
+    woken: bool,
     create: Option<NewThread>,
 }
 
@@ -66,12 +68,31 @@ impl Committer {
             agent_id: prepared.agent.id().to_owned(),
             stores,
             records: woken && stores,
+            woken: woken && stores,
         }
     }
 
     /// Whether another process can go on with the run from its record.
     pub(super) fn is_recoverable(&self) -> bool {
-        self.records && self.target.is_some()
+        self.woken && self.target.is_some()
+    }
+
+    /// What a simulated run writes with.
+    #[cfg(test)]
+    pub(crate) fn simulated(
+        storage: SharedStorage,
+        clock: SharedClock,
+        (thread, epoch): (ThreadKey, u64),
+        (run_id, agent_id): (RunId, String),
+        woken: bool,
+    ) -> Self {
+        let create = NewThread {
+            id: Some(thread.thread_id.to_string()),
+            resource_id: thread.resource_id.as_deref().unwrap_or_default().to_owned(),
+            ..NewThread::default()
+        };
+        let target = Some(Target { storage, clock, thread, epoch });
+        Self { target, run_id, agent_id, stores: true, records: woken, woken, create: Some(create) }
     }
 
     /// Writes a step; the run goes on.
@@ -81,9 +102,23 @@ impl Committer {
         entries: &[InboxEntry],
         snapshot: &RunSnapshot,
     ) -> Result<(), CommitError> {
-        let Some(target) = &self.target else { return Ok(()) };
+        match self.step_commit(messages, entries, snapshot) {
+            Some(commit) => self.write(commit).await,
+            None => Ok(()),
+        }
+    }
+
+    /// What a step writes, if anything.
+    pub(crate) fn step_commit(
+        &mut self,
+        messages: &[StoredMessage],
+        entries: &[InboxEntry],
+        snapshot: &RunSnapshot,
+    ) -> Option<Commit> {
+        let target = self.target.as_ref()?;
+        self.records |= self.stores && !entries.is_empty();
         if messages.is_empty() && entries.is_empty() && self.create.is_none() && !self.records {
-            return Ok(());
+            return None;
         }
         let mut commit = self.begin(target, messages, entries);
         if self.records {
@@ -96,7 +131,7 @@ impl Committer {
                 updated_at: target.clock.now(),
             });
         }
-        self.write(commit).await
+        Some(commit)
     }
 
     /// Writes the run's end.
@@ -106,26 +141,58 @@ impl Committer {
         entries: &[InboxEntry],
         last_event: u64,
     ) -> Result<(), CommitError> {
-        let Some(target) = &self.target else { return Ok(()) };
+        match self.end_commit(messages, entries, last_event) {
+            Some(commit) => self.write(commit).await,
+            None => Ok(()),
+        }
+    }
+
+    /// What the run's end writes.
+    pub(crate) fn end_commit(
+        &self,
+        messages: &[StoredMessage],
+        entries: &[InboxEntry],
+        last_event: u64,
+    ) -> Option<Commit> {
+        let target = self.target.as_ref()?;
         let mut commit = self.begin(target, messages, entries);
         commit.run = RunChange::End { run_id: self.run_id.clone(), last_event };
-        self.write(commit).await
+        Some(commit)
     }
 
     /// Removes what the run stored; what joined it goes back to the journal (ruling 33).
     pub(super) async fn roll_back(
         &mut self,
         own: Vec<MessageId>,
-        placed: &[InboxEntry],
+        (wake, joined): (Option<MessageId>, Vec<InboxEntry>),
         last_event: u64,
     ) -> Result<(), CommitError> {
-        let Some(target) = &self.target else { return Ok(()) };
+        match self.rollback_commit(own, (wake, joined), last_event) {
+            Some(commit) => self.write(commit).await,
+            None => Ok(()),
+        }
+    }
+
+    /// What a rollback writes.
+    pub(crate) fn rollback_commit(
+        &self,
+        own: Vec<MessageId>,
+        (wake, joined): (Option<MessageId>, Vec<InboxEntry>),
+        last_event: u64,
+    ) -> Option<Commit> {
+        let target = self.target.as_ref()?;
         let mut commit = Commit::new(target.thread.clone(), target.epoch);
-        commit.consumed = placed.first().map(|entry| entry.signal.id.clone()).into_iter().collect();
+        commit.consumed = wake.into_iter().collect();
         commit.removed = own;
-        commit.returned = placed.iter().skip(1).cloned().collect();
+        commit.returned = joined;
         commit.run = RunChange::End { run_id: self.run_id.clone(), last_event };
-        self.write(commit).await
+        Some(commit)
+    }
+
+    /// A write has happened.
+    #[cfg(test)]
+    pub(crate) fn written(&mut self) {
+        self.create = None;
     }
 
     fn begin(&self, target: &Target, messages: &[StoredMessage], entries: &[InboxEntry]) -> Commit {

@@ -340,11 +340,16 @@ impl Driver {
 
     async fn commit(&mut self) -> Option<RunEvent> {
         let (messages, entries) = self.machine.take_commit();
-        let rollback = self.shared.is_rollback() && self.machine.is_ending();
+        let rollback = self.shared.is_rollback() && self.machine.is_stopping();
+        if rollback {
+            self.machine.drop_echoes();
+        }
         let committed = if self.machine.is_ending() {
             let last = self.log.last_number() + self.machine.chunks_to_come();
             if rollback {
-                self.committer.roll_back(self.machine.transcript().own_ids(), self.machine.placed(), last).await
+                let joined = self.machine.joined().cloned().collect();
+                let placed = (self.machine.wake().cloned(), joined);
+                self.committer.roll_back(self.machine.transcript().own_ids(), placed, last).await
             } else {
                 self.committer.end(&messages, &entries, last).await
             }
@@ -356,7 +361,7 @@ impl Driver {
                 self.committed |= !entries.is_empty();
                 if rollback {
                     // What others had sent goes back to the thread, in order (ruling 33).
-                    self.return_joined();
+                    give_back(&self.machine, &mut self.in_hand);
                 } else {
                     self.in_hand.retain(|input| !entries.iter().any(|entry| entry.signal.id == *input.id()));
                 }
@@ -375,14 +380,6 @@ impl Driver {
                 Some(RunEvent::CommitFailed(error))
             }
         }
-    }
-
-    fn return_joined(&mut self) {
-        let joined = self.machine.placed().iter().skip(1);
-        let back: Vec<Input> = joined.map(|entry| Input::of_journal(entry.clone())).collect();
-        self.in_hand.splice(0..0, back);
-        let wake = self.machine.placed().first().map(|entry| entry.signal.id.clone());
-        self.in_hand.retain(|input| Some(input.id()) != wake.as_ref());
     }
 
     // The model.
@@ -591,6 +588,13 @@ impl Driver {
             tasks.spawn(title);
         }
     }
+}
+
+/// After a rollback: what others had sent goes back to the thread, in order, before what was not placed (ruling 33).
+pub(crate) fn give_back(machine: &RunMachine, in_hand: &mut Vec<Input>) {
+    in_hand.retain(|input| !machine.has_placed(input.id()));
+    let joined = machine.joined().map(|entry| Input::of_journal(entry.clone()));
+    in_hand.splice(0..0, joined.collect::<Vec<_>>());
 }
 
 /// Judges what starts a run: a refusal stops the run before it begins.

@@ -28,7 +28,8 @@ use crate::{
     message::{ErrorPart, Part, Role, StoredMessage, ToolState},
     model::{ModelEvent, ToolOutput},
     scorer::Strategy,
-    storage::InboxEntry,
+    signal::Signal,
+    storage::{InboxEntry, InputMode},
     time::Timestamp,
 };
 
@@ -219,6 +220,8 @@ pub(crate) struct RunMachine {
     to_consume: Vec<InboxEntry>,
     /// All entries this run has placed, for a rollback.
     placed: Vec<InboxEntry>,
+    /// The input that started the run, if input did.
+    wake: Option<MessageId>,
     unanswered: Vec<MessageId>,
     pending_verdict: Option<Verdict>,
     aborting: bool,
@@ -254,6 +257,7 @@ impl RunMachine {
             consumed: Vec::new(),
             to_consume: Vec::new(),
             placed: Vec::new(),
+            wake: None,
             unanswered: Vec::new(),
             pending_verdict: None,
             aborting: false,
@@ -287,7 +291,28 @@ impl RunMachine {
         machine.earlier_steps = snapshot.steps + u32::from(snapshot.phase == SnapshotPhase::Tools);
         machine.usage = snapshot.usage.clone();
         machine.consumed = snapshot.consumed.clone();
+        machine.placed = machine.placed_before();
+        machine.wake = snapshot.wake.clone();
         machine
+    }
+
+    /// What an earlier process placed for this run, from its rows: a rollback gives it back (ruling 33).
+    fn placed_before(&self) -> Vec<InboxEntry> {
+        let Some(thread) = self.transcript.thread() else { return Vec::new() };
+        let rows = self.transcript.messages().iter().filter(|message| self.consumed.contains(&message.id));
+        rows.filter_map(Signal::from_stored)
+            .map(|signal| InboxEntry {
+                signal,
+                thread: thread.clone(),
+                agent_id: self.settings.agent_id.clone(),
+                mode: InputMode::Steer,
+                run_id: self.settings.run_id.clone(),
+                options: self.settings.stored_options.clone(),
+                queue_owner_id: None,
+                attempts: 0,
+                position: 0,
+            })
+            .collect()
     }
 
     /// What the run goes on from after a crash.
@@ -300,6 +325,7 @@ impl RunMachine {
             steps: self.step_count(),
             usage: self.usage.clone(),
             consumed: self.consumed.clone(),
+            wake: self.wake.clone(),
             own: self.transcript.own_ids(),
             phase: if in_tools { SnapshotPhase::Tools } else { SnapshotPhase::Request },
             options: self.settings.stored_options.clone(),
@@ -324,14 +350,36 @@ impl RunMachine {
         self.to_consume = entries;
     }
 
-    /// All entries the run has placed, for a rollback.
-    pub(crate) fn placed(&self) -> &[InboxEntry] {
-        &self.placed
+    /// The input that started the run; a rollback removes it.
+    pub(crate) fn wake(&self) -> Option<&MessageId> {
+        self.wake.as_ref()
+    }
+
+    /// All other entries the run has placed; a rollback gives them back (ruling 33).
+    pub(crate) fn joined(&self) -> impl Iterator<Item = &InboxEntry> {
+        self.placed.iter().filter(|entry| self.wake.as_ref() != Some(&entry.signal.id))
+    }
+
+    /// Whether the run has placed this input, durably or not.
+    pub(crate) fn has_placed(&self, id: &MessageId) -> bool {
+        self.placed.iter().any(|entry| entry.signal.id == *id)
     }
 
     /// Whether the commit under way is the run's last.
     pub(crate) fn is_ending(&self) -> bool {
         matches!(self.phase, Phase::Committing(AfterCommit::End { .. }))
+    }
+
+    /// Whether the commit under way ends a run that was stopped: only that can be rolled back.
+    pub(crate) fn is_stopping(&self) -> bool {
+        matches!(self.phase, Phase::Committing(AfterCommit::End { ending: Ending::Aborted, .. }))
+    }
+
+    /// The last commit is a rollback: what was not shown yet is not shown (SIG-454).
+    pub(crate) fn drop_echoes(&mut self) {
+        if let Phase::Committing(AfterCommit::End { echoes, .. }) = &mut self.phase {
+            echoes.clear();
+        }
     }
 
     /// How many chunks of the run are still to come once its last commit is durable.
@@ -365,6 +413,7 @@ impl RunMachine {
                 self.drained(inputs, rejected, messages, now, &mut effects);
             }
             RunEvent::Tripped { tripwire, inputs, messages } => {
+                self.note_wake(&inputs, &messages);
                 for entry in inputs {
                     self.reject(entry, &tripwire, now);
                 }
@@ -417,6 +466,9 @@ impl RunMachine {
     ) {
         let Phase::Draining(point) = self.phase else { return };
         let took_in = !inputs.is_empty();
+        if point == DrainPoint::First {
+            self.note_wake(&inputs, &messages);
+        }
         if took_in && self.started {
             self.rotate_message_id();
         }
@@ -448,6 +500,13 @@ impl RunMachine {
                 self.seal_step(false, None);
                 self.end_with(Ending::Finished, echoes, now, effects);
             }
+        }
+    }
+
+    /// A run that begins without messages of a caller was started by its first input.
+    fn note_wake(&mut self, inputs: &[InboxEntry], messages: &[StoredMessage]) {
+        if messages.is_empty() && self.consumed.is_empty() && self.wake.is_none() {
+            self.wake = inputs.first().map(|entry| entry.signal.id.clone());
         }
     }
 
@@ -493,6 +552,11 @@ impl RunMachine {
     fn committed(&mut self, now: Timestamp, effects: &mut Effects) {
         let Phase::Committing(after) = std::mem::replace(&mut self.phase, Phase::New) else { return };
         match after {
+            AfterCommit::Request { echoes } | AfterCommit::NextStep { echoes } if self.aborting => {
+                self.show_echoes(echoes, effects);
+                self.end_aborted(now, effects);
+            }
+            AfterCommit::RunTools if self.aborting => self.end_aborted(now, effects),
             AfterCommit::Request { echoes } => {
                 self.show_echoes(echoes, effects);
                 self.request(effects);
@@ -534,11 +598,17 @@ impl RunMachine {
 
     fn commit_failed(&mut self, error: ErrorInfo, effects: &mut Effects) {
         let Phase::Committing(after) = std::mem::replace(&mut self.phase, Phase::Done) else { return };
+        // What was not placed goes back to the thread: this run has neither taken it in nor shows it (SIG-207, SIG-454).
+        for entry in std::mem::take(&mut self.to_consume) {
+            let id = entry.signal.id;
+            self.consumed.retain(|consumed| *consumed != id);
+            self.unanswered.retain(|unanswered| *unanswered != id);
+            self.placed.retain(|placed| placed.signal.id != id);
+        }
         match after {
             // What was shown is not stored; say so and end as intended (MEM-054).
-            AfterCommit::End { echoes, ending } => {
+            AfterCommit::End { ending, .. } => {
                 self.warnings.push(json!({ "type": "memory-write-failed", "message": error.message }));
-                self.show_echoes(echoes, effects);
                 self.show_end(&ending, Timestamp::from_millis(0), effects);
                 effects.push(RunEffect::End(ending));
             }
@@ -1023,15 +1093,9 @@ impl RunMachine {
         self.aborting = true;
         match self.phase {
             Phase::New | Phase::Draining(_) | Phase::Done => {}
-            Phase::Committing(ref mut after) => match after {
-                // The request is not sent; what is placed stays.
-                AfterCommit::Request { echoes } | AfterCommit::NextStep { echoes } => {
-                    let echoes = std::mem::take(echoes);
-                    *after = AfterCommit::End { echoes, ending: Ending::Aborted };
-                }
-                AfterCommit::RunTools => {
-                    *after = AfterCommit::End { echoes: Vec::new(), ending: Ending::Aborted };
-                }
+            Phase::Committing(ref after) => match after {
+                // Once it is written: the request is not sent, what is placed stays, and the end is a write of its own.
+                AfterCommit::Request { .. } | AfterCommit::NextStep { .. } | AfterCommit::RunTools => {}
                 AfterCommit::ToolProgress => effects.push(RunEffect::CancelTools),
                 AfterCommit::End { .. } => self.aborting = false,
             },

@@ -4,21 +4,23 @@
 //! calls, `commit` writes, `completion` judges. A woken run, a queued run, `stream`, `generate` and a recovered run are
 //! the same machine with other options.
 
-mod commit;
+pub(crate) mod commit;
 mod completion;
 mod driver;
-mod machine;
+pub(crate) mod machine;
 mod options;
 mod output;
 mod prepare;
 mod request;
 mod response;
-mod settings;
+pub(crate) mod settings;
 mod snapshot;
 mod structured;
 mod tools;
-mod transcript;
+pub(crate) mod transcript;
 
+#[cfg(test)]
+pub(crate) use driver::give_back;
 pub(crate) use driver::{RunSeed, SeedKind, drive, failed_direct};
 pub use options::*;
 pub use output::*;

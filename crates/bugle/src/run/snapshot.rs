@@ -21,6 +21,9 @@ pub struct RunSnapshot {
     pub usage: Usage,
     /// Signals the run has placed.
     pub consumed: Vec<MessageId>,
+    /// The input that started the run, if input did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wake: Option<MessageId>,
     /// The run's stored messages.
     pub own: Vec<MessageId>,
     /// What it was about to do.

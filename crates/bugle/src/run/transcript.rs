@@ -58,6 +58,11 @@ impl Transcript {
         transcript
     }
 
+    /// The thread it belongs to.
+    pub(crate) fn thread(&self) -> Option<&ThreadKey> {
+        self.thread.as_ref()
+    }
+
     /// All messages, for a prompt.
     pub(crate) fn messages(&self) -> &[StoredMessage] {
         &self.messages
@@ -134,6 +139,9 @@ impl Transcript {
     pub(crate) fn place(&mut self, signal: &Signal, now: Timestamp) -> Signal {
         if signal.transient {
             self.remove_transient(signal);
+        } else if let Some(at) = self.messages.iter().position(|message| message.id == signal.id) {
+            // A write that was reported as failed had happened: the row is there, and is this one.
+            self.remove(at);
         }
         let placed = signal.placed(self.next_time(now));
         let mark = Mark { origin: Origin::Own, ephemeral: signal.transient, dirty: !signal.transient };
@@ -152,10 +160,14 @@ impl Transcript {
             })
         };
         while let Some(at) = self.messages.iter().position(same) {
-            self.messages.remove(at);
-            self.marks.remove(at);
-            self.open = self.open.and_then(|open| if open > at { Some(open - 1) } else { (open < at).then_some(open) });
+            self.remove(at);
         }
+    }
+
+    fn remove(&mut self, at: usize) {
+        self.messages.remove(at);
+        self.marks.remove(at);
+        self.open = self.open.and_then(|open| if open > at { Some(open - 1) } else { (open < at).then_some(open) });
     }
 
     fn push(&mut self, message: StoredMessage, mark: Mark) {

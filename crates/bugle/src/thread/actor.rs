@@ -39,7 +39,7 @@ use crate::{
         RunInput, SubscribeOptions,
     },
     signal::{Attributes, Signal},
-    storage::{EntryOutcome, InboxEntry, Lease, NewThread, RunRecord, RunStatus, StorageError},
+    storage::{EntryOutcome, InboxEnd, InboxEntry, Lease, NewThread, RunRecord, RunStatus, StorageError},
     time::{SharedClock, Timestamp},
 };
 
@@ -189,6 +189,38 @@ enum Waiting {
     Edited(oneshot::Sender<Result<Signal, Error>>),
 }
 
+/// An answer, and who gets it.
+#[derive(Debug)]
+pub(super) enum Reply {
+    Ids(oneshot::Sender<Vec<MessageId>>, Vec<MessageId>),
+    Aborted(oneshot::Sender<bool>, bool),
+    Promoted(oneshot::Sender<Result<Promoted, Error>>, Promoted),
+    Edited(oneshot::Sender<Result<Signal, Error>>, Box<Signal>),
+}
+
+impl Reply {
+    /// Who asked may have gone.
+    fn send(self) {
+        match self {
+            Self::Ids(reply, ids) => drop(reply.send(ids)),
+            Self::Aborted(reply, stopped) => drop(reply.send(stopped)),
+            Self::Promoted(reply, promoted) => drop(reply.send(Ok(promoted))),
+            Self::Edited(reply, signal) => drop(reply.send(Ok(*signal))),
+        }
+    }
+}
+
+/// The same refusal for another sender of the same input.
+fn same_refusal(error: &Error) -> Error {
+    match error {
+        Error::Storage(error) => same_error(error),
+        Error::OwnedElsewhere { thread, owner } => {
+            Error::OwnedElsewhere { thread: thread.clone(), owner: owner.clone() }
+        }
+        _ => Error::Internal("an input was refused"),
+    }
+}
+
 #[derive(Debug)]
 struct LiveRun {
     shared: Arc<RunShared>,
@@ -209,6 +241,10 @@ struct Actor {
     run: Option<LiveRun>,
     /// Errors of the journal, by the input they refused.
     refused: HashMap<MessageId, Error>,
+    /// The abort at work clears what waits.
+    clearing: bool,
+    /// What the last removal took out of the journal.
+    removed: Vec<MessageId>,
     /// Persist writes in flight: the ticket of their `persisted`, and whether they echo.
     persists: HashMap<MessageId, PersistWrite>,
     epoch: u64,
@@ -247,6 +283,8 @@ pub(super) async fn run(
         direct: HashMap::new(),
         run: None,
         refused: HashMap::new(),
+        clearing: false,
+        removed: Vec::new(),
         persists: HashMap::new(),
         epoch: 0,
         resync: false,
@@ -532,36 +570,43 @@ impl Actor {
             }
             ThreadEffect::Routed { ticket, routed } => self.routed(ticket, *routed),
             ThreadEffect::Refused { ticket, why } => self.refuse(ticket, why),
-            ThreadEffect::JournalRefused { ticket, id } => {
-                let error =
-                    self.refused.remove(&id).unwrap_or(Error::Internal("an input was refused without a reason"));
-                if let Some(Waiting::Sent { accepted, .. }) = self.replies.remove(&ticket) {
-                    let _ = accepted.send(Err(error));
+            ThreadEffect::JournalRefused { tickets, id } => {
+                for ticket in tickets {
+                    let error = self.refused.get(&id).map_or(Error::Internal("an input was refused"), same_refusal);
+                    if let Some(Waiting::Sent { accepted, .. }) = self.replies.remove(&ticket) {
+                        let _ = accepted.send(Err(error));
+                    }
                 }
             }
             ThreadEffect::DirectRefused { run_id } => self.refuse_direct(&run_id),
             ThreadEffect::Persist { ticket, input, echo } => self.persist(ticket, *input, echo),
             ThreadEffect::GiveUp(input) => self.give_up(*input),
-            ThreadEffect::RemoveJournal { ids, why } => self.journal.push(Op::Remove { ids, why }),
+            ThreadEffect::RemoveJournal { ids, why } => {
+                self.clearing |= why == InboxEnd::Cleared;
+                self.journal.push(Op::Remove { ids, why });
+            }
             ThreadEffect::UpdateJournal(entry) => self.journal.push(Op::Update(entry)),
             ThreadEffect::Cancelled { ticket, ids } => {
                 if let Some(Waiting::Ids(reply)) = self.replies.remove(&ticket) {
-                    let _ = reply.send(ids);
+                    self.after_writes(Reply::Ids(reply, ids));
                 }
             }
             ThreadEffect::Aborted { ticket, stopped } => {
-                if let Some(Waiting::Aborted(reply)) = self.replies.remove(&ticket) {
-                    let _ = reply.send(stopped);
+                let clears = std::mem::take(&mut self.clearing);
+                match self.replies.remove(&ticket) {
+                    Some(Waiting::Aborted(reply)) if clears => self.after_writes(Reply::Aborted(reply, stopped)),
+                    Some(Waiting::Aborted(reply)) => Reply::Aborted(reply, stopped).send(),
+                    _ => {}
                 }
             }
             ThreadEffect::Promoted { ticket, run_id, to } => {
                 if let Some(Waiting::Promoted(reply)) = self.replies.remove(&ticket) {
-                    let _ = reply.send(Ok(Promoted { run_id, to }));
+                    self.after_writes(Reply::Promoted(reply, Promoted { run_id, to }));
                 }
             }
             ThreadEffect::Edited { ticket, signal } => {
                 if let Some(Waiting::Edited(reply)) = self.replies.remove(&ticket) {
-                    let _ = reply.send(Ok(*signal));
+                    self.after_writes(Reply::Edited(reply, signal));
                 }
             }
             ThreadEffect::RetryAfter { attempts } => {
@@ -572,6 +617,15 @@ impl Actor {
                 };
                 self.retry_at = Some(Instant::now() + Duration::from_secs(wait));
             }
+        }
+    }
+
+    /// Answers once the writes that make the answer true are done: what was cancelled must not run after a restart.
+    fn after_writes(&mut self, reply: Reply) {
+        if self.journal.is_idle() {
+            reply.send();
+        } else {
+            self.journal.push(Op::Answer(reply));
         }
     }
 
@@ -663,7 +717,7 @@ impl Actor {
     }
 
     fn start_run(&mut self, start: StartRun) {
-        let StartRun { run_id, agent_id, source, aborted } = start;
+        let StartRun { run_id, agent_id, source, aborted, rollback } = start;
         let nudge = Arc::new(Notify::new());
         let link = ThreadLink {
             key: self.key.clone(),
@@ -699,7 +753,7 @@ impl Actor {
             return self.feed(ThreadEvent::RunEnded { run_id, returned: Vec::new(), failed_to_start: true });
         };
         if aborted {
-            shared.stop(false);
+            shared.stop(rollback);
         }
         self.inner.hub.run_started(&run_id, &self.key);
         self.run = Some(LiveRun { shared: shared.clone(), nudge, options: options.clone() });
@@ -731,6 +785,14 @@ impl Actor {
                 self.persisted(&message, result);
             }
             Done::Recovered(found) => self.recovered(found),
+            Done::Removed(ids) => self.removed = ids,
+            Done::Answer(Reply::Ids(reply, mut ids)) => {
+                // What turns out to have been placed before was not cancelled (R18, SIG-290).
+                let removed = std::mem::take(&mut self.removed);
+                ids.retain(|id| removed.contains(id));
+                Reply::Ids(reply, ids).send();
+            }
+            Done::Answer(reply) => reply.send(),
             Done::Quiet => {}
         }
     }
@@ -766,7 +828,7 @@ impl Actor {
         };
         if let Some(owner) = elsewhere {
             let ids: Vec<MessageId> = entries.iter().map(|entry| entry.signal.id.clone()).collect();
-            self.journal.push(Op::Remove { ids: ids.clone(), why: crate::storage::InboxEnd::Dropped });
+            self.journal.push(Op::Remove { ids: ids.clone(), why: InboxEnd::Dropped });
             for id in ids {
                 let error = Error::OwnedElsewhere { thread: self.key.clone(), owner: owner.clone() };
                 self.refused.insert(id.clone(), error);
@@ -778,8 +840,8 @@ impl Actor {
         for (entry, outcome) in entries.into_iter().zip(accepted.entries) {
             let result = match outcome {
                 EntryOutcome::Appended { position } => JournalAnswer::Appended { position },
-                EntryOutcome::Waiting { run_id } => JournalAnswer::Known { run_id: Some(run_id) },
-                EntryOutcome::Placed { run_id } => JournalAnswer::Known { run_id },
+                EntryOutcome::Waiting { run_id } => JournalAnswer::Known { run_id: Some(run_id), waits: true },
+                EntryOutcome::Placed { run_id } => JournalAnswer::Known { run_id, waits: false },
             };
             self.feed(ThreadEvent::Journaled { id: entry.signal.id, result });
         }

@@ -2,6 +2,7 @@
 
 use std::{collections::VecDeque, future::Future, pin::Pin, sync::Arc, time::Duration};
 
+use super::actor::Reply;
 use crate::{
     error::Error,
     id::{MessageId, ThreadKey},
@@ -37,6 +38,8 @@ pub(super) enum Op {
     Remove { ids: Vec<MessageId>, why: InboxEnd },
     /// Rewrite an entry.
     Update(Box<InboxEntry>),
+    /// Tells somebody that the writes before it are done.
+    Answer(Reply),
     /// Read what an earlier process left (SIG-502).
     Recover,
     /// Give the lease up.
@@ -46,10 +49,20 @@ pub(super) enum Op {
 /// What a write gave.
 #[derive(Debug)]
 pub(super) enum Done {
-    Appended { entries: Vec<InboxEntry>, result: Result<Accepted, StorageError> },
+    Appended {
+        entries: Vec<InboxEntry>,
+        result: Result<Accepted, StorageError>,
+    },
     Claimed(Result<Lease, StorageError>),
-    Persisted { message: Box<StoredMessage>, epoch: Option<u64>, result: Result<(), StorageError> },
+    Persisted {
+        message: Box<StoredMessage>,
+        epoch: Option<u64>,
+        result: Result<(), StorageError>,
+    },
     Recovered(Result<(Vec<InboxEntry>, Vec<RunRecord>), StorageError>),
+    /// These were in the journal, and no run had placed them.
+    Removed(Vec<MessageId>),
+    Answer(Reply),
     Quiet,
 }
 
@@ -136,18 +149,20 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
             let (epoch, result) = persist(&*storage, claim, epoch, commit).await;
             Done::Persisted { message, epoch, result }
         }
-        Op::Remove { ids, why } => {
-            if let Err(error) = storage.remove_inbox(&thread, &ids, why).await {
+        Op::Remove { ids, why } => Done::Removed(match storage.remove_inbox(&thread, &ids, why).await {
+            Ok(removed) => removed,
+            Err(error) => {
                 tracing::error!(%thread, %error, "cancelled input could not be taken out of the journal");
+                ids
             }
-            Done::Quiet
-        }
+        }),
         Op::Update(entry) => {
             if let Err(error) = storage.update_inbox(*entry).await {
                 tracing::error!(%thread, %error, "a journal entry could not be rewritten");
             }
             Done::Quiet
         }
+        Op::Answer(reply) => Done::Answer(reply),
         Op::Recover => {
             let found = async { Ok((storage.inbox(&thread).await?, storage.runs(&thread).await?)) };
             Done::Recovered(found.await)

@@ -75,7 +75,11 @@ pub(crate) enum Journal {
     /// Appended, at this place; the thread is ours.
     Appended { position: i64 },
     /// The same input was accepted before and is known to the store.
-    Known { run_id: Option<RunId> },
+    Known {
+        run_id: Option<RunId>,
+        /// It still waits in the journal; else it was placed.
+        waits: bool,
+    },
     /// Refused or failed.
     Failed,
 }
@@ -103,8 +107,8 @@ pub(crate) enum ThreadEffect {
     Routed { ticket: Ticket, routed: Box<Routed> },
     /// Tell the sender that its input was refused.
     Refused { ticket: Ticket, why: Refusal },
-    /// Tell the sender what the journal said went wrong with `id`.
-    JournalRefused { ticket: Ticket, id: MessageId },
+    /// Tell the senders what the journal said went wrong with `id`.
+    JournalRefused { tickets: Vec<Ticket>, id: MessageId },
     /// Tell a plain run's caller that the claim failed.
     DirectRefused { run_id: RunId },
     /// Write the input as a row of its own, echo it if asked to, and answer its `persisted`.
@@ -148,6 +152,8 @@ pub(crate) struct StartRun {
     pub(crate) source: RunSource,
     /// It was stopped before it began (SIG-308).
     pub(crate) aborted: bool,
+    /// Stopped by an input that wants it undone (ruling 24).
+    pub(crate) rollback: bool,
 }
 
 /// What a run starts from.
@@ -181,6 +187,16 @@ struct Slot {
     state: SlotState,
     source: SlotSource,
     aborted: bool,
+    rollback: bool,
+    /// What the run has taken in; until it is placed, no list and no row holds it (SIG-503).
+    taken: IndexMap<MessageId, Signal>,
+}
+
+impl Slot {
+    fn reserved(run_id: RunId, agent_id: String, source: SlotSource) -> Self {
+        let state = SlotState::Reserved;
+        Self { run_id, agent_id, state, source, aborted: false, rollback: false, taken: IndexMap::new() }
+    }
 }
 
 #[derive(Debug)]
@@ -202,6 +218,8 @@ enum Turn {
 #[derive(Debug)]
 struct Accepting {
     ticket: Ticket,
+    /// Others who have sent the same input meanwhile (SIG-503).
+    more: Vec<Ticket>,
     action: Action,
     run_id: RunId,
     signal: Signal,
@@ -223,7 +241,7 @@ pub(crate) struct ThreadMachine {
     claiming: bool,
     /// Starting waits for a timer after failures.
     resting: bool,
-    /// Recently taken inputs and the runs that took them, for "already taken" (ruling 23).
+    /// Inputs that runs before this one took, for "already taken" (ruling 23).
     taken: VecDeque<(MessageId, RunId)>,
     /// Runs that have ended lately: a look at the store that overlapped their end does not revive them.
     ended: VecDeque<RunId>,
@@ -315,7 +333,9 @@ impl ThreadMachine {
                 inputs.retain(|input| !input.journaled);
             }
             // If the thread comes back to us, the journal says what the run had not placed.
-            self.taken.retain(|(_, run)| run != fenced);
+            if let Some(slot) = self.slot.as_mut().filter(|slot| slot.run_id == *fenced) {
+                slot.taken.clear();
+            }
         }
     }
 
@@ -412,19 +432,30 @@ impl ThreadMachine {
     fn send(&mut self, send: Send, effects: &mut Effects) {
         let Send { ticket, mut input, active, idle, active_attributes, idle_attributes, by_run } = send;
         // The same id again: the original outcome, no second run (SIG-503).
-        if let Some(known) = self.inputs().find(|known| known.id() == input.id()) {
-            if known.entry.signal.same_content(&input.entry.signal) {
-                let routed = Routed {
-                    action: Action::Deliver,
-                    run_id: Some(self.expected_run(known)),
-                    signal: known.entry.signal.clone(),
-                    waiting_for: None,
-                };
-                effects.push(ThreadEffect::Routed { ticket, routed: Box::new(routed) });
+        let known = self.inputs().find(|known| known.id() == input.id());
+        let known = known.map(|known| (known.entry.signal.clone(), self.expected_run(known)));
+        if let Some((signal, run_id)) = known {
+            if !signal.same_content(&input.entry.signal) {
+                effects.push(ThreadEffect::Refused { ticket, why: Refusal::DifferentContent(signal.id) });
+            } else if let Some(accepting) = self.accepting.get_mut(&signal.id) {
+                // Neither is told before it is durable.
+                accepting.more.push(ticket);
             } else {
-                let why = Refusal::DifferentContent(input.id().clone());
-                effects.push(ThreadEffect::Refused { ticket, why });
+                let routed = Routed { action: Action::Deliver, run_id: Some(run_id), signal, waiting_for: None };
+                effects.push(ThreadEffect::Routed { ticket, routed: Box::new(routed) });
             }
+            return;
+        }
+        if let Some(slot) = &self.slot
+            && let Some(signal) = slot.taken.get(input.id())
+        {
+            effects.push(if signal.same_content(&input.entry.signal) {
+                let run_id = Some(slot.run_id.clone());
+                let routed = Routed { action: Action::Deliver, run_id, signal: signal.clone(), waiting_for: None };
+                ThreadEffect::Routed { ticket, routed: Box::new(routed) }
+            } else {
+                ThreadEffect::Refused { ticket, why: Refusal::DifferentContent(input.id().clone()) }
+            });
             return;
         }
         let queue = input.entry.mode == InputMode::Queue;
@@ -494,20 +525,16 @@ impl ThreadMachine {
             Some(_) => (Action::Deliver, input.entry.run_id.clone()),
         };
         let signal = input.entry.signal.clone();
-        self.accepting.insert(input.id().clone(), Accepting { ticket, action, run_id, signal });
+        let accepting = Accepting { ticket, more: Vec::new(), action, run_id, signal };
+        self.accepting.insert(input.id().clone(), accepting);
         let steers = own == Some(true) && !queue;
         if !steers {
             input.entry.mode = if own.is_none() { input.entry.mode } else { InputMode::Queue };
         }
         effects.push(ThreadEffect::Journal(Box::new(input.clone())));
         if own.is_none() && self.nothing_waits() {
-            self.slot = Some(Slot {
-                run_id: input.entry.run_id.clone(),
-                agent_id: input.entry.agent_id.clone(),
-                state: SlotState::Reserved,
-                source: SlotSource::Input(VecDeque::from([input])),
-                aborted: false,
-            });
+            let (run_id, agent_id) = (input.entry.run_id.clone(), input.entry.agent_id.clone());
+            self.slot = Some(Slot::reserved(run_id, agent_id, SlotSource::Input(VecDeque::from([input]))));
         } else if own.is_none() && !queue {
             // Nothing runs, but something is about to: this joins what runs next.
             self.pending.push_back(input);
@@ -571,24 +598,29 @@ impl ThreadMachine {
                     }
                 }
                 // One that was cancelled meanwhile keeps its outcome (SIG-153); its removal follows the append.
-                if let Some(Accepting { ticket, action, run_id, signal }) = accepting {
-                    let routed = Routed { action, run_id: Some(run_id), signal, waiting_for: None };
-                    effects.push(ThreadEffect::Routed { ticket, routed: Box::new(routed) });
-                }
+                Self::accepted(accepting, None, effects);
             }
-            Journal::Known { run_id: known } => {
+            // An append that failed by its answer had happened; nobody else holds the entry, so it is this one.
+            Journal::Known { waits: true, .. } => {
+                self.leased = true;
+                if let Some(input) = self.input_mut(id) {
+                    input.journaled = true;
+                    if std::mem::take(&mut input.rewrite) {
+                        effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
+                    }
+                }
+                Self::accepted(accepting, None, effects);
+            }
+            Journal::Known { run_id, waits: false } => {
                 self.leased = true;
                 self.discard_unjournaled(id);
-                if let Some(Accepting { ticket, run_id, signal, .. }) = accepting {
-                    let run_id = Some(known.unwrap_or(run_id));
-                    let routed = Routed { action: Action::Deliver, run_id, signal, waiting_for: None };
-                    effects.push(ThreadEffect::Routed { ticket, routed: Box::new(routed) });
-                }
+                Self::accepted(accepting, Some((Action::Deliver, run_id)), effects);
             }
             Journal::Failed => {
                 self.discard_unjournaled(id);
-                if let Some(Accepting { ticket, .. }) = accepting {
-                    effects.push(ThreadEffect::JournalRefused { ticket, id: id.clone() });
+                if let Some(Accepting { ticket, more, .. }) = accepting {
+                    let tickets = std::iter::once(ticket).chain(more).collect();
+                    effects.push(ThreadEffect::JournalRefused { tickets, id: id.clone() });
                 }
             }
         }
@@ -597,6 +629,21 @@ impl ThreadMachine {
         {
             self.draining = None;
             self.drain(&run_id, ticket, effects);
+        }
+    }
+
+    /// Tells all who have sent an input what became of it; `known` if it was accepted before.
+    fn accepted(accepting: Option<Accepting>, known: Option<(Action, Option<RunId>)>, effects: &mut Effects) {
+        let Some(Accepting { ticket, more, action, run_id, signal }) = accepting else { return };
+        let (action, known_run) = known.unwrap_or((action, None));
+        let run_id = Some(known_run.unwrap_or(run_id));
+        let mut tell = |ticket, action| {
+            let routed = Routed { action, run_id: run_id.clone(), signal: signal.clone(), waiting_for: None };
+            effects.push(ThreadEffect::Routed { ticket, routed: Box::new(routed) });
+        };
+        tell(ticket, action);
+        for ticket in more {
+            tell(ticket, Action::Deliver);
         }
     }
 
@@ -738,13 +785,8 @@ impl ThreadMachine {
     }
 
     fn note_taken(&mut self, inputs: &[Input]) {
-        let Some(run_id) = self.active_run().cloned() else { return };
-        for input in inputs {
-            self.taken.push_back((input.id().clone(), run_id.clone()));
-        }
-        while self.taken.len() > TAKEN {
-            self.taken.pop_front();
-        }
+        let Some(slot) = &mut self.slot else { return };
+        slot.taken.extend(inputs.iter().map(|input| (input.id().clone(), input.entry.signal.clone())));
     }
 
     fn run_ended(&mut self, run_id: &RunId, returned: Vec<Input>, failed: bool, effects: &mut Effects) {
@@ -753,6 +795,9 @@ impl ThreadMachine {
             return;
         }
         let Some(slot) = self.slot.take() else { return };
+        let gone = slot.taken.into_keys().filter(|id| returned.iter().all(|input| input.id() != id));
+        self.taken.extend(gone.map(|id| (id, slot.run_id.clone())));
+        self.taken.drain(..self.taken.len().saturating_sub(TAKEN));
         if self.fenced.take().as_ref() != Some(&slot.run_id) {
             self.ended.push_back(slot.run_id);
         }
@@ -776,6 +821,10 @@ impl ThreadMachine {
                 effects.push(ThreadEffect::GiveUp(Box::new(first)));
                 attempts = 0;
             } else {
+                // It stays at the head, whatever places the store gave to what came back.
+                let others = back.iter().chain(self.inputs()).map(|input| input.entry.position).min();
+                let position = first.entry.position;
+                first.entry.position = others.map_or(position, |others| position.min(others - 1));
                 effects.push(ThreadEffect::UpdateJournal(Box::new(first.entry.clone())));
                 back.push_front(first);
             }
@@ -823,7 +872,7 @@ impl ThreadMachine {
         slot.aborted = true;
         match slot.state {
             // It starts stopped: the wake input is stored, the model is not asked (R23).
-            SlotState::Reserved => {}
+            SlotState::Reserved => slot.rollback |= rollback,
             SlotState::Preparing | SlotState::Running => {
                 slot.state = SlotState::Stopping;
                 effects.push(ThreadEffect::AbortRun { rollback });
@@ -838,7 +887,9 @@ impl ThreadMachine {
     }
 
     fn promote(&mut self, ticket: Ticket, id: &MessageId, to: PromoteTo, effects: &mut Effects) {
-        let at = self.queue.iter().position(|turn| matches!(turn, Turn::Input(input) if input.id() == id));
+        // What is not durable yet is not known to have been accepted.
+        let durable = |turn: &Turn| matches!(turn, Turn::Input(input) if input.id() == id && input.journaled);
+        let at = self.queue.iter().position(durable);
         let Some(at) = at else {
             return effects.push(ThreadEffect::Refused { ticket, why: self.gone(id) });
         };
@@ -878,7 +929,7 @@ impl ThreadMachine {
         attributes: Option<Attributes>,
         effects: &mut Effects,
     ) {
-        if !self.queued().any(|input| input.id() == id) {
+        if !self.queued().any(|input| input.id() == id && input.journaled) {
             return effects.push(ThreadEffect::Refused { ticket, why: self.gone(id) });
         }
         let Some(input) = self.input_mut(id) else { return };
@@ -893,8 +944,9 @@ impl ThreadMachine {
     }
 
     fn gone(&self, id: &MessageId) -> Refusal {
-        let run = self.taken.iter().rev().find(|(taken, _)| taken == id).map(|(_, run)| run.clone());
-        match run {
+        let now = self.slot.as_ref().filter(|slot| slot.taken.contains_key(id)).map(|slot| slot.run_id.clone());
+        let before = || self.taken.iter().rev().find(|(taken, _)| taken == id).map(|(_, run)| run.clone());
+        match now.or_else(before) {
             Some(run) => Refusal::Taken(id.clone(), run),
             None if self.inputs().any(|input| input.id() == id) => match self.active_run() {
                 Some(run) => Refusal::Taken(id.clone(), run.clone()),
@@ -917,6 +969,7 @@ impl ThreadMachine {
         let mut queue = Vec::new();
         for mut input in inputs {
             let known = self.inputs().any(|held| held.id() == input.id())
+                || self.slot.as_ref().is_some_and(|slot| slot.taken.contains_key(input.id()))
                 || self.taken.iter().any(|(taken, _)| taken == input.id());
             if known {
                 continue;
@@ -995,7 +1048,7 @@ impl ThreadMachine {
                         list.pop_front();
                     }
                 }
-                self.slot = Some(Slot { run_id, agent_id, state: SlotState::Reserved, source, aborted: false });
+                self.slot = Some(Slot::reserved(run_id, agent_id, source));
             }
         }
         self.start_reserved(effects);
@@ -1021,6 +1074,7 @@ impl ThreadMachine {
             agent_id: slot.agent_id.clone(),
             source,
             aborted: slot.aborted,
+            rollback: slot.rollback,
         }));
     }
 }

@@ -5,10 +5,10 @@
 
 mod actor;
 mod hub;
-mod input;
+pub(crate) mod input;
 mod journal;
 mod log;
-mod machine;
+pub(crate) mod machine;
 mod queue_events;
 mod subscription;
 

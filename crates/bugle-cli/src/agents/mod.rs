@@ -1,0 +1,167 @@
+//! Agents from files: `agents/*.md` (CLI §2).
+
+mod fields;
+mod front;
+mod models;
+
+pub(crate) use models::Models;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use bugle::{Agent, RunOptions, agent::AgentSource, memory::MemoryOptions};
+use indexmap::IndexMap;
+
+use self::{fields::Definition, front::Document};
+use crate::settings::{Problem, Settings};
+
+/// The tools that an agent file can name.
+pub(crate) const BUILT_IN_TOOLS: [&str; 1] = ["notification-inbox"];
+
+/// Metadata of the agent that clients take when they name none: `agents.default`, or the demo's assistant.
+pub(crate) const DEFAULT_MARK: &str = "bugleDefault";
+
+/// An agent that can be served.
+#[derive(Debug, Clone)]
+pub(crate) struct Served {
+    pub(crate) agent: Agent,
+    /// `openai/gpt-4o-mini`.
+    pub(crate) model: String,
+    /// What its runs lack: `OPENAI_API_KEY is not set; its runs will fail`.
+    pub(crate) missing: Vec<String>,
+}
+
+/// What the folders of agents hold.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) agents: Vec<Served>,
+    pub(crate) problems: Vec<Problem>,
+    pub(crate) warnings: Vec<String>,
+    /// There was at least one file.
+    pub(crate) any: bool,
+}
+
+/// Reads all agent files of the project, in order of their names.
+pub(crate) fn load(settings: &Settings, models: &Models) -> Found {
+    let mut found = Found::default();
+    let mut places: IndexMap<String, String> = IndexMap::new();
+    for path in files(settings, &mut found) {
+        found.any = true;
+        let shown = path.strip_prefix(&settings.directory).unwrap_or(&path).display().to_string();
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                found.problems.push(Problem { place: shown, message: format!("the file cannot be read: {error}") });
+                continue;
+            }
+        };
+        let (definition, mut problems) = read(&shown, &stem, &bytes, models, &mut found.warnings);
+        if let Some(first) = places.get(&definition.id) {
+            let message = format!("a second agent with the id {}; the first is {first}", definition.id);
+            problems.push(Problem { place: format!("{shown}:{}:1", definition.id_line), message });
+        }
+        if problems.is_empty() {
+            match build(&definition, settings) {
+                Ok(served) => {
+                    places.insert(definition.id, shown);
+                    found.agents.push(served);
+                }
+                Err(message) => found.problems.push(Problem { place: shown, message }),
+            }
+        } else {
+            found.problems.append(&mut problems);
+        }
+    }
+    found
+}
+
+/// The agent files of the folders, sorted; folders that are named but missing are a problem.
+fn files(settings: &Settings, found: &mut Found) -> Vec<PathBuf> {
+    let base = settings.base_of("agents.dirs");
+    let mut paths = Vec::new();
+    for directory in settings.list("agents.dirs").unwrap_or_default() {
+        let path = base.join(directory);
+        let entries = match fs::read_dir(&path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && directory == "agents" => continue,
+            Err(error) => {
+                let message = format!("the folder cannot be read: {error}");
+                found.problems.push(Problem { place: directory.clone(), message });
+                continue;
+            }
+        };
+        for entry in entries.flatten() {
+            if is_agent_file(&entry.path()) {
+                paths.push(entry.path());
+            }
+        }
+    }
+    paths.sort();
+    paths
+}
+
+fn is_agent_file(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.extension().is_some_and(|extension| extension == "md")
+        && !name.starts_with(['.', '_'])
+        && name != "README.md"
+        && path.is_file()
+}
+
+fn read(
+    shown: &str,
+    stem: &str,
+    bytes: &[u8],
+    models: &Models,
+    warnings: &mut Vec<String>,
+) -> (Definition, Vec<Problem>) {
+    let document = match Document::read(bytes) {
+        Ok(document) => document,
+        Err((line, column, message)) => {
+            let problem = Problem { place: format!("{shown}:{line}:{column}"), message };
+            return (Definition::named(stem), vec![problem]);
+        }
+    };
+    fields::Reader::new(shown, stem, models, warnings).read(&document)
+}
+
+fn build(definition: &Definition, settings: &Settings) -> Result<Served, String> {
+    let concurrency = settings.number("runs.tool-concurrency").and_then(|number| u32::try_from(number).ok());
+    let options = RunOptions {
+        tool_call_concurrency: concurrency,
+        on_step_limit: Some(definition.on_step_limit),
+        ..definition.options.clone()
+    };
+    let mut builder = Agent::builder(definition.id.clone())
+        .name(definition.name.clone())
+        .description(definition.description.clone())
+        .instructions(definition.instructions.clone())
+        .default_options(options)
+        .interrupt(definition.interrupt)
+        .on_step_limit(definition.on_step_limit)
+        .source(AgentSource::Fs);
+    for entry in &definition.models {
+        builder = builder.model_entry(entry.clone());
+    }
+    for (key, tool) in &definition.tools {
+        builder = builder.tool_as(key.clone(), tool.clone());
+    }
+    if let Some(memory) = &definition.memory {
+        builder = builder.memory(MemoryOptions::clone(memory));
+    }
+    let mut metadata = definition.metadata.clone();
+    if settings.text("agents.default") == Some(&definition.id) {
+        metadata.get_or_insert_default().insert(DEFAULT_MARK.into(), true.into());
+    }
+    if let Some(metadata) = metadata {
+        builder = builder.metadata(metadata);
+    }
+    let agent = builder.build().map_err(|error| error.to_string())?;
+    Ok(Served { agent, model: definition.model_names.join(", "), missing: definition.missing.clone() })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+//! Agent files, right and wrong.
+
+use super::*;
+use crate::env::Env;
+
+fn project(files: &[(&str, &str)], toml: &str) -> (tempfile::TempDir, Settings, Models) {
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("agents")).unwrap();
+    fs::write(directory.path().join("bugle.toml"), toml).unwrap();
+    for (name, text) in files {
+        fs::write(directory.path().join("agents").join(name), text).unwrap();
+    }
+    let env: Env = [("GROQ_API_KEY".to_owned(), "k".to_owned())].into_iter().collect();
+    let settings = Settings::load(directory.path(), None, &env).unwrap();
+    let models = Models::new(&settings, &env);
+    (directory, settings, models)
+}
+
+const DEFAULT: &str =
+    "[models]\ndefault = \"scripted/scripted\"\n[models.aliases]\nfast = \"groq/llama-3.3-70b-versatile\"\n";
+
+fn problems(text: &str) -> Vec<String> {
+    let (_directory, settings, models) = project(&[("a.md", text)], DEFAULT);
+    let found = load(&settings, &models);
+    assert_eq!(found.agents.is_empty(), !found.problems.is_empty());
+    found.problems.iter().map(ToString::to_string).collect()
+}
+
+fn one(text: &str) -> Served {
+    let (_directory, settings, models) = project(&[("a.md", text)], DEFAULT);
+    let mut found = load(&settings, &models);
+    assert_eq!(found.problems, []);
+    found.agents.remove(0)
+}
+
+#[test]
+fn cli_010_front_matter_is_optional_and_endings_do_not_matter() {
+    let plain = one("Just help.\n");
+    assert_eq!((plain.agent.id(), plain.agent.name(), plain.model.as_str()), ("a", "a", "scripted/scripted"));
+    let text = "\u{feff}---\r\nname: Ann\r\ndescription: 'Answers: all'\r\nmodel: inherit\r\n---\r\n\r\nHelp.\r\n---\r\nMore {{x}}.\r\n";
+    let served = one(text);
+    assert_eq!(served.agent.name(), "Ann");
+    let context = bugle::RequestContext::default();
+    assert_eq!(served.agent.instructions(&context).as_deref(), Some("Help.\n---\nMore {{x}}."));
+}
+
+#[test]
+fn cli_010_files_that_are_no_agents_are_left_alone() {
+    let (_directory, settings, models) = project(
+        &[
+            ("README.md", "x"),
+            ("_draft.md", "x"),
+            (".hidden.md", "x"),
+            ("notes.txt", "x"),
+            ("b.md", "Help."),
+            ("a.md", "Help."),
+        ],
+        DEFAULT,
+    );
+    let found = load(&settings, &models);
+    let ids: Vec<_> = found.agents.iter().map(|served| served.agent.id().to_owned()).collect();
+    assert_eq!((ids, found.problems.len()), (vec!["a".to_owned(), "b".to_owned()], 0));
+}
+
+#[test]
+fn cli_011_all_fields_of_this_version_are_taken() {
+    let served = one(
+        "---\nid: orders\ndescription: Answers.\nmodel: [fast, scripted/scripted]\ntools: { notification-inbox: { description: Mail } }\nmaxSteps: 8\nmodelSettings: { temperature: 0.2 }\nproviderOptions: { openai: { store: false } }\ntoolChoice: required\nactiveTools: [notification-inbox]\ninterrupt: never\nonStepLimit: followUp\nmemory: { lastMessages: 3 }\nmetadata: { team: a }\nagents: []\nrequireToolApproval: false\n---\nHelp.",
+    );
+    let agent = &served.agent;
+    assert_eq!((agent.id(), agent.name()), ("orders", "orders"));
+    assert_eq!(served.model, "groq/llama-3.3-70b-versatile, scripted/scripted");
+    assert_eq!(agent.memory().unwrap().last_messages.count(), 3);
+    let options = agent.default_options();
+    assert_eq!((options.max_steps, options.tool_call_concurrency), (Some(8), Some(10)));
+    assert_eq!(options.model_settings.as_ref().unwrap().temperature, Some(0.2));
+    assert_eq!(agent.tools()["notification-inbox"].description(), Some("Mail"));
+}
+
+#[test]
+fn cli_012_every_error_names_file_line_and_what_is_known() {
+    assert_eq!(
+        problems(
+            "---\nid: 'no good'\nmodle: x/y\nmaxSteps: 0\ntools:\n  - notification-inbox\n  - Read\nmodel: fsat\nmemory: 5\ninterrupt: maybe\n---\n"
+        ),
+        [
+            "agents/a.md:2:1: id: \"no good\" must be letters, digits, - and _, at most 63, beginning with a letter or digit",
+            "agents/a.md:3:1: modle: unknown field; did you mean \"model\"?",
+            "agents/a.md:4:1: maxSteps: must be a whole number from 1",
+            "agents/a.md:7:5: tools: Read: unknown tool; known are notification-inbox",
+            "agents/a.md:8:8: model: \"fsat\" is neither provider/model nor an alias under [models.aliases] (known are fast); did you mean fast?",
+            "agents/a.md:9:1: memory: must be true, false, or options",
+            "agents/a.md:10:1: interrupt: must be reasoning or never",
+            "agents/a.md:12:1: the body is empty; write the instructions below the front matter",
+        ]
+    );
+    assert!(problems("---\nname: x\nHelp.")[0].starts_with("agents/a.md:1:1: the front matter has no end"));
+    assert!(problems("---\na: [1\n---\nHelp.")[0].contains("the front matter is not readable"));
+    assert!(problems("---\nname: &a x\n---\nHelp.")[0].contains("the front matter is not readable"));
+    assert!(problems("---\nmodel: nowhere/x\n---\nHelp.")[0].contains("is unknown; known are openai"));
+}
+
+#[test]
+fn cli_012_two_agents_cannot_have_one_id() {
+    let (_directory, settings, models) = project(&[("a.md", "Help."), ("b.md", "---\nid: a\n---\nHelp.")], DEFAULT);
+    let found = load(&settings, &models);
+    assert_eq!(found.agents.len(), 1);
+    assert_eq!(
+        found.problems[0].to_string(),
+        "agents/b.md:2:1: a second agent with the id a; the first is agents/a.md"
+    );
+}
+
+#[test]
+fn what_this_version_lacks_is_refused_in_agent_files_too() {
+    assert_eq!(
+        problems(
+            "---\nagents: [research]\ntools: { notification-inbox: { approval: true }, mcp__x__y: {} }\nsignals: [tasks]\n---\nHelp."
+        ),
+        [
+            "agents/a.md:2:1: agents is not in this version; remove it",
+            "agents/a.md:3:32: tools.notification-inbox.approval is not in this version; remove it",
+            "agents/a.md:3:50: tools: mcp__x__y: tool servers are not in this version; remove it",
+            "agents/a.md:4:1: signals is not in this version; remove it",
+        ]
+    );
+}
+
+#[test]
+fn cli_011_a_file_of_another_tool_loads_with_one_warning() {
+    let (_directory, settings, models) = project(
+        &[("helper.md", "---\nname: helper\ndescription: Helps.\nmodel: inherit\ncolor: red\nhooks: {}\n---\nHelp.")],
+        DEFAULT,
+    );
+    let found = load(&settings, &models);
+    assert_eq!((found.agents.len(), found.problems.len()), (1, 0));
+    assert_eq!(found.warnings, ["agents/helper.md: color, hooks of another tool has no meaning here"]);
+}
+
+#[test]
+fn cli_064_a_missing_key_is_known_before_the_first_run() {
+    assert_eq!(
+        one("---\nmodel: openai/gpt-4o-mini\n---\nHelp.").missing,
+        ["OPENAI_API_KEY is not set; its runs will fail"]
+    );
+    assert!(one("---\nmodel: fast\n---\nHelp.").missing.is_empty());
+    assert!(one("---\nmodel: ollama/qwen3\n---\nHelp.").missing.is_empty());
+}
+
+#[test]
+fn loop_220_a_model_can_be_at_an_address_of_its_own() {
+    let served = one(
+        "---\nmodel: { id: custom/m, url: 'http://127.0.0.1:1/v1', apiKey: 'env:GROQ_API_KEY', maxRetries: 0 }\n---\nHelp.",
+    );
+    assert_eq!(served.model, "custom/m");
+    assert_eq!(
+        problems("---\nmodel: { id: custom/m, url: 'http://127.0.0.1:1/v1', apiKey: 'env:NONE', x: 1 }\n---\nHelp."),
+        ["agents/a.md:2:74: model.x: unknown field"]
+    );
+}
+
+#[test]
+fn cli_012_without_any_model_the_error_says_where_to_put_one() {
+    let (_directory, settings, models) = project(&[("a.md", "Help.")], "");
+    let found = load(&settings, &models);
+    assert_eq!(
+        found.problems[0].to_string(),
+        "agents/a.md:1:1: model: no default model; set `default` under [models] in bugle.toml, or `model:` here"
+    );
+}

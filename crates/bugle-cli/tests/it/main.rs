@@ -1,0 +1,10 @@
+//! The real binary, as people and scripts use it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
+
+mod clients;
+mod codes;
+mod conversation;
+mod kill;
+mod lifecycle;
+mod support;
