@@ -199,6 +199,7 @@ fn r40_two_agents_share_one_queue() {
         bench.journal(id);
     }
     for run in ["run-one", "run-b1", "run-a1", "run-b2"] {
+        bench.drain(run);
         bench.end(run);
     }
     let order: Vec<String> = bench.started().into_iter().map(|(run, _)| run).collect();
