@@ -108,11 +108,12 @@ async fn one(context: &Context, options: &Options, i: usize, accept: &mut Times,
     }));
     let mut runs = HashSet::new();
     let mut last = begun;
-    // Until every message was echoed and no run is under way, or until nothing happens any more.
+    // Until every message was echoed and no run is under way, or until nothing happens any more. Echoes of users come
+    // before the `start` of the run they wake, so a run must have been seen as well.
     let watch = async {
         let (mut echoed, mut running) = (HashSet::new(), false);
         let patience = Duration::from_secs(options.patience) + Duration::from_millis(options.ttft_ms.into());
-        while running || echoed.len() < markers.len() {
+        while running || runs.is_empty() || echoed.len() < markers.len() {
             let Ok(chunk) = tokio::time::timeout(patience, events.next()).await else {
                 break;
             };

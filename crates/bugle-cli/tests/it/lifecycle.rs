@@ -112,12 +112,15 @@ fn cli_071_sigint_ends_the_command_and_not_the_run() {
     let project = Project::with_agent();
     let _server = project.serve(&["serve"]);
     let watch = Running::start(project.command(&["watch", "--json", "--runs", "1"]));
-    let send = Running::start(project.command(&["send", "--json", "[[slow 60 20]] [[say the end]]"]));
-    send.line_where(|line| line.contains("text-delta"));
+    let send = Running::start(project.command(&["send", "--json", "[[slow-think 100000 20]]"]));
+    send.line_where(|line| line.contains("reasoning-delta"));
     send.signal("INT");
     let done = send.wait();
     assert_eq!(done.code, Some(130));
     assert!(done.stderr.contains("the run goes on; stop it with: bugle abort"), "{done:?}");
+    // The run is still there to be steered to its end.
+    let steered = project.run(&["send", "--json", "[[say the end]]"]).ok();
+    assert_eq!(steered.json()[0]["action"], "deliver");
     let finish = watch.line_where(|line| line.contains("\"type\":\"finish\""));
     assert!(finish.contains("\"stop\""), "{finish}");
     assert_eq!(watch.wait().code, Some(0));

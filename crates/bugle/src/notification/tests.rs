@@ -27,6 +27,7 @@ struct Noted {
     sent: Mutex<Vec<(Signal, IdleBehavior)>>,
 }
 
+#[allow(clippy::unnecessary_wraps)] // an `Answer`
 fn woken(signal: Signal) -> Result<Outcome, Error> {
     Ok(Outcome { action: Action::Wake, run_id: Some("run".into()), waiting_for: None, signal })
 }
@@ -37,8 +38,7 @@ fn courier(active: bool, answer: Answer) -> Noted {
 
 impl Noted {
     fn prompts(&self) -> Vec<String> {
-        let texts = self.sent.lock().iter().map(|(signal, _)| text(&signal.to_prompt())).collect::<Vec<_>>();
-        texts
+        self.sent.lock().iter().map(|(signal, _)| text(&signal.to_prompt())).collect()
     }
 }
 
@@ -54,7 +54,7 @@ fn text(message: &PromptMessage) -> String {
 
 #[async_trait]
 impl Courier for Noted {
-    fn agent_id(&self) -> &str {
+    fn agent_id(&self) -> &'static str {
         "a1"
     }
     fn storage(&self) -> &SharedStorage {

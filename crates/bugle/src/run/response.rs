@@ -360,7 +360,7 @@ impl Response {
                 Block::Call(call) if calls && call.complete => parts.push(Part::ToolInvocation(call.part(created_at))),
                 Block::Call(_) => {}
                 Block::Result { id, name, result, is_error } => {
-                    settle_provider_call(&mut parts, id, name, result, *is_error)
+                    settle_provider_call(&mut parts, id, name, result, *is_error);
                 }
                 Block::File { data, media_type } => parts.push(Part::File(FilePart {
                     data: data.clone(),

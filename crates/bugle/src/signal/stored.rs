@@ -369,7 +369,7 @@ mod tests {
         let kind = prop::sample::select(vec!["user", "state", "notification", "reactive", "user-message"]);
         (kind, contents, attributes, prop::option::of("[A-Za-z_][A-Za-z0-9_.-]{0,5}"), options()).prop_map(
             |(kind, contents, attributes, tag_name, provider_options)| {
-                let input = SignalInput { attributes, tag_name, provider_options, ..SignalInput::new(kind, contents) };
+                let input = SignalInput { tag_name, attributes, provider_options, ..SignalInput::new(kind, contents) };
                 input.normalise(|| "s".into(), Timestamp::from_millis(4)).unwrap()
             },
         )

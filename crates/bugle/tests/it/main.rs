@@ -1,4 +1,5 @@
 //! The runtime on the scripted model.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 mod faulty;
 mod support;

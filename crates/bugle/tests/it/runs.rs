@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bugle::{
     Agent, RunOptions, Tool,
-    chunk::FinishReason,
+    chunk::{Chunk, FinishReason},
     json::json,
     memory::MemoryOptions,
     message::{Role, StoredMessage},
@@ -30,7 +30,7 @@ async fn loop_191_a_text_run_streams_and_settles() {
     while let Some(chunk) = stream.next().await {
         chunks.push(chunk.chunk().clone());
     }
-    let kinds: Vec<&str> = chunks.iter().map(|chunk| chunk.kind()).collect();
+    let kinds: Vec<&str> = chunks.iter().map(Chunk::kind).collect();
     assert_eq!(kinds, ["start", "step-start", "text-start", "text-delta", "text-end", "step-finish", "finish"]);
     assert_eq!(text(&chunks), "Hello");
     let output = stream.output().await.unwrap();

@@ -346,9 +346,8 @@ async fn sig_150_acceptance_does_not_wait_for_the_run_and_is_never_taken_back() 
 #[tokio::test(start_paused = true)]
 async fn sig_151_the_run_of_a_wake_can_be_addressed_at_once() {
     let gate = Gate::new();
-    // No run ends meanwhile.
-    let stays = (0..60).map(|_| Script::new().text("x").gate(&gate));
-    let world = world(ScriptedModel::with_responses(stays)).await;
+    // Every run waits at the gate, so that it is there to be addressed.
+    let world = world(ScriptedModel::with_responses((0..20).map(|_| Script::new().text("x").gate(&gate)))).await;
     for _ in 0..20 {
         let thread = bugle::ThreadKey::new("user", uuid::Uuid::new_v4().to_string());
         let woken = accepted(world.agent.send_message(&thread, "hi").await.unwrap()).await.run_id;
