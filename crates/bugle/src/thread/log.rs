@@ -96,7 +96,10 @@ impl State {
 
     fn trim(&mut self) {
         let first_of_run = self.active.as_ref().map_or(u64::MAX, |active| active.first);
-        while let Some(front) = self.entries.front() {
+        // The newest stays however large it is: a run's last chunk is never lost.
+        while self.entries.len() > 1
+            && let Some(front) = self.entries.front()
+        {
             let limit = if front.seq < first_of_run { ENDED_BYTES } else { LOG_BYTES };
             if self.bytes <= limit {
                 break;
