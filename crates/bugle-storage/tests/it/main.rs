@@ -9,5 +9,6 @@ mod durability;
 mod errors;
 mod golden;
 mod ownership;
+mod runtime;
 mod shared_file;
 mod support;

@@ -276,7 +276,7 @@ impl AgentHandle {
         });
         let (reply, begun) = oneshot::channel();
         inner.hub.send(inner, thread, Letter::Direct { request, reply }).await?;
-        let (log, cursor) = begun.await.map_err(|_| Error::Draining)?;
+        let (log, cursor) = begun.await.map_err(|_| Error::Draining)??;
         let chunks = LogReader::new(log, shared.clone(), cursor);
         Ok(RunStream { run_id, chunks, output, shared })
     }

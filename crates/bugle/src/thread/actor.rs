@@ -20,8 +20,8 @@ use super::{
     journal::{Done, Journal, Op, same_error},
     log::{DirectEnd, RunShared, StreamLog},
     machine::{
-        ClaimFailed, Journal as JournalAnswer, RecoveredRun, Refusal, RunSource, StartRun, ThreadEffect, ThreadEvent,
-        ThreadMachine,
+        ClaimFailed, INBOX_ENTRIES, Journal as JournalAnswer, RecoveredRun, Refusal, RunSource, StartRun, ThreadEffect,
+        ThreadEvent, ThreadMachine,
     },
     queue_events::QueueEvents,
     subscription::Subscription,
@@ -43,7 +43,7 @@ use crate::{
     time::{SharedClock, Timestamp},
 };
 
-/// An idle thread without subscribers keeps its log this long, for those who reconnect.
+/// An idle thread keeps its log this long, for those who reconnect; without subscribers, its actor too.
 const LINGER: Duration = Duration::from_secs(30);
 
 /// What an actor is told or asked.
@@ -53,7 +53,7 @@ pub(crate) enum Letter {
     /// Answered with the log and where the run's chunks begin.
     Direct {
         request: Box<DirectRequest>,
-        reply: oneshot::Sender<(Arc<StreamLog>, u64)>,
+        reply: oneshot::Sender<Result<(Arc<StreamLog>, u64), Error>>,
     },
     Drain {
         run_id: RunId,
@@ -301,6 +301,8 @@ pub(super) async fn run(
     };
     let mut renew_at = Instant::now() + renew_every;
     let mut idle_since: Option<Instant> = None;
+    // A watched thread keeps its actor, and forgets the runs that have ended long ago.
+    let mut forgotten = false;
     let retired = loop {
         if actor.epoch > 0 && actor.machine.is_idle() && actor.journal.is_idle() {
             // An idle thread is nobody's (SIG-405, SIG-452).
@@ -311,11 +313,13 @@ pub(super) async fn run(
             renew_at = Instant::now() + renew_every;
         }
         let watched = actor.thread.subscribers.load(Ordering::Acquire) > 0;
-        if resting && !watched {
+        if resting {
             idle_since.get_or_insert_with(Instant::now);
         } else {
             idle_since = None;
+            forgotten = false;
         }
+        let lingers = idle_since.is_some() && !(watched && forgotten);
         let event = tokio::select! {
             biased;
             () = stop.cancelled() => break false,
@@ -328,7 +332,7 @@ pub(super) async fn run(
             () = sleep_until(actor.retry_at.unwrap_or_else(far)), if actor.retry_at.is_some() => Happened::Retry,
             () = sleep_until(renew_at), if !resting && actor.epoch > 0 => Happened::Renew,
             () = actor.thread.left.notified(), if resting => Happened::Left,
-            () = sleep_until(idle_since.unwrap_or_else(far) + LINGER), if idle_since.is_some() => Happened::Idle,
+            () = sleep_until(idle_since.unwrap_or_else(far) + LINGER), if lingers => Happened::Idle,
         };
         match event {
             Happened::Letter(letter) => actor.letter(*letter),
@@ -342,7 +346,12 @@ pub(super) async fn run(
                 renew_at = Instant::now() + renew_every;
                 actor.journal.push(Op::Claim);
             }
-            Happened::Left => {}
+            // Those who reconnect get their time from now on.
+            Happened::Left => idle_since = None,
+            Happened::Idle if watched => {
+                actor.thread.log.forget_ended();
+                forgotten = true;
+            }
             Happened::Idle => {
                 if actor.inner.hub.retire(&actor.key, &actor.thread, &mut letters) {
                     break true;
@@ -391,7 +400,11 @@ impl Actor {
         match letter {
             Letter::Send(send) => self.send(*send),
             Letter::Direct { request, reply } => {
-                let _ = reply.send((self.thread.log.clone(), self.thread.log.live()));
+                if self.direct.len() >= INBOX_ENTRIES {
+                    let _ = reply.send(Err(Error::InputLimit(self.key.clone())));
+                    return;
+                }
+                let _ = reply.send(Ok((self.thread.log.clone(), self.thread.log.live())));
                 let event = ThreadEvent::Direct {
                     run_id: request.shared.run_id.clone(),
                     agent_id: request.agent.id().to_owned(),

@@ -168,6 +168,20 @@ impl StreamLog {
         self.changed.notify_waiters();
     }
 
+    /// Drops what has ended, but for the newest chunk, by which a reconnecting reader sees that it has missed nothing.
+    pub(crate) fn forget_ended(&self) {
+        let mut state = self.state.lock();
+        if state.active.is_some() {
+            return;
+        }
+        while state.entries.len() > 1 {
+            if let Some(old) = state.entries.pop_front() {
+                state.bytes -= old.size;
+            }
+        }
+        state.entries.shrink_to_fit();
+    }
+
     /// The id of the last chunk, as it is stored with a run's end.
     pub(crate) fn last_number(&self) -> u64 {
         self.state.lock().number

@@ -1104,3 +1104,6 @@ fn rewrite(input: &mut Input, effects: &mut Effects) {
 fn may_interrupt(input: &Input) -> bool {
     input.options.interrupt.is_none_or(|interrupt| interrupt == crate::agent::Interrupt::Reasoning)
 }
+
+#[cfg(test)]
+mod tests;

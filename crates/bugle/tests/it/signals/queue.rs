@@ -468,28 +468,6 @@ async fn ruling_23_queued_input_is_promoted_once_and_edited_while_it_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ruling_23_input_edited_before_the_journal_has_it_keeps_its_place_there() {
-    let store = crate::faulty::Faulty::new();
-    let gate = Gate::new();
-    let model = ScriptedModel::with_responses([Script::new().text("a").gate(&gate)]);
-    let world = world_on(model.clone(), [crate::support::agent("plain", &model)], store.clone()).await;
-    world.send("hi").await;
-    gate.reached().await;
-    accepted(world.agent.queue_message(&world.thread, message("q1")).await.unwrap()).await;
-    let hold = store.hold("accept");
-    let mut q2 = world.agent.queue_message(&world.thread, message("q2")).await.unwrap();
-    hold.reached().await;
-    let edit = EditInput { contents: Some("edited".into()), attributes: None };
-    world.agent.edit_queued(&world.thread, &"q2".into(), edit).await.unwrap();
-    hold.open();
-    q2.accepted().await.unwrap();
-    accepted(world.agent.queue_message(&world.thread, message("q3")).await.unwrap()).await;
-    let journal = world.storage.inbox(&world.thread).await.unwrap();
-    let rows: Vec<_> = journal.iter().map(|entry| (entry.signal.id.as_str(), entry.signal.contents.clone())).collect();
-    assert_eq!(rows, [("q1", "q1".into()), ("q2", "edited".into()), ("q3", "q3".into())]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn sig_285_a_group_is_cancelled_for_the_calling_agent_only() {
     let (world, gate, _) = busy(&["b", "c"]).await;
     let mut watcher = world.watch().await;

@@ -1,0 +1,267 @@
+//! Races of SIG §21, decided without a loop.
+
+use std::collections::BTreeSet;
+
+use super::{ThreadEffect as E, ThreadEvent as V, *};
+use crate::{id::ThreadKey, run::RunOptions, signal::SignalInput, time::Timestamp};
+
+/// A thread, and what it has said.
+#[derive(Default)]
+struct Bench {
+    thread: ThreadMachine,
+    ticket: Ticket,
+    position: i64,
+    said: Vec<ThreadEffect>,
+}
+
+impl Bench {
+    fn apply(&mut self, event: ThreadEvent) {
+        let effects = self.thread.apply(event);
+        self.said.extend(effects);
+    }
+
+    fn input(id: &str, agent: &str, mode: InputMode) -> Input {
+        let signal = SignalInput { id: Some(id.into()), ..SignalInput::message(id) };
+        let signal = signal.normalise(MessageId::fresh, Timestamp::from_millis(0)).unwrap();
+        let entry = InboxEntry {
+            signal,
+            thread: ThreadKey::new("u", "t"),
+            agent_id: agent.into(),
+            mode,
+            run_id: format!("run-{id}").into(),
+            options: serde_json::Value::Null,
+            queue_owner_id: None,
+            attempts: 0,
+            position: 0,
+        };
+        Input::new(entry, RunOptions::default(), false)
+    }
+
+    fn send(&mut self, id: &str, agent: &str, mode: InputMode) {
+        self.ticket += 1;
+        let send = Send {
+            ticket: self.ticket,
+            input: Self::input(id, agent, mode),
+            active: ActiveBehavior::Deliver,
+            idle: IdleBehavior::Wake,
+            active_attributes: None,
+            idle_attributes: None,
+            by_run: false,
+        };
+        self.apply(V::Send(Box::new(send)));
+    }
+
+    fn journal(&mut self, id: &str) {
+        self.position += 1;
+        self.apply(V::Journaled { id: id.into(), result: Journal::Appended { position: self.position } });
+    }
+
+    fn accept(&mut self, id: &str, mode: InputMode) {
+        self.send(id, "a", mode);
+        self.journal(id);
+    }
+
+    fn drain(&mut self, run: &str) {
+        self.ticket += 1;
+        self.apply(V::Drain { run_id: run.into(), stopping: false, ticket: self.ticket });
+    }
+
+    fn end(&mut self, run: &str) {
+        self.apply(V::RunEnded { run_id: run.into(), returned: Vec::new(), failed_to_start: false });
+    }
+
+    fn cancel(&mut self, ids: &[&str]) -> Vec<String> {
+        self.ticket += 1;
+        let ids = ids.iter().map(|id| MessageId::from(*id)).collect();
+        self.apply(V::Cancel { ticket: self.ticket, ids });
+        let answer = self.said.iter().rev().find_map(|effect| match effect {
+            E::Cancelled { ids, .. } => Some(ids.iter().map(ToString::to_string).collect()),
+            _ => None,
+        });
+        answer.unwrap()
+    }
+
+    fn abort(&mut self, clear: bool) -> bool {
+        self.ticket += 1;
+        let options = AbortOptions { clear_pending_signals: clear, expected_run_id: None };
+        self.apply(V::Abort { ticket: self.ticket, options });
+        let answer = self.said.iter().rev().find_map(|effect| match effect {
+            E::Aborted { stopped, .. } => Some(*stopped),
+            _ => None,
+        });
+        answer.unwrap()
+    }
+
+    /// Runs that were started, with whether they start stopped.
+    fn started(&self) -> Vec<(String, bool)> {
+        let started = self.said.iter().filter_map(|effect| match effect {
+            E::StartRun(start) => Some((start.run_id.to_string(), start.aborted)),
+            _ => None,
+        });
+        started.collect()
+    }
+
+    /// All that runs have taken, in order.
+    fn taken(&self) -> Vec<String> {
+        let drained = self.said.iter().filter_map(|effect| match effect {
+            E::Drained { inputs, .. } => Some(inputs.iter().map(|input| input.id().to_string())),
+            _ => None,
+        });
+        drained.flatten().collect()
+    }
+}
+
+use InputMode::{Queue, Steer};
+
+#[test]
+fn r01_the_second_wake_joins_the_first() {
+    let mut bench = Bench::default();
+    bench.send("one", "a", Steer);
+    bench.send("two", "a", Steer);
+    bench.journal("one");
+    bench.drain("run-one");
+    assert!(bench.taken().is_empty(), "a run takes nothing that is not durable");
+    bench.journal("two");
+    assert_eq!(bench.taken(), ["one", "two"]);
+    assert_eq!(bench.started(), [("run-one".to_owned(), false)]);
+}
+
+#[test]
+fn r12_r05_input_after_the_last_drain_gets_a_follow_up_run() {
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    bench.drain("run-one");
+    bench.accept("two", Steer);
+    bench.accept("three", Steer);
+    bench.end("run-one");
+    let runs = bench.started();
+    assert_eq!(runs.len(), 2);
+    assert_ne!(runs[1].0, "run-one");
+    bench.drain(&runs[1].0);
+    assert_eq!(bench.taken(), ["one", "two", "three"]);
+}
+
+#[test]
+fn r18_cancel_against_drain() {
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    bench.drain("run-one");
+    bench.accept("two", Steer);
+    bench.accept("three", Steer);
+    assert_eq!(bench.cancel(&["two"]), ["two"]);
+    bench.drain("run-one");
+    assert_eq!(bench.cancel(&["three", "two"]), [""; 0]);
+    assert_eq!(bench.taken(), ["one", "three"]);
+}
+
+#[test]
+fn r20_an_entry_that_waits_for_the_lease_is_skipped() {
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    bench.drain("run-one");
+    bench.accept("q1", Queue);
+    bench.accept("q2", Queue);
+    bench.thread.lease_gone();
+    bench.end("run-one");
+    assert!(matches!(bench.said.last(), Some(E::Claim)));
+    assert_eq!(bench.cancel(&["q1"]), ["q1"]);
+    bench.apply(V::Claimed(Ok(())));
+    assert_eq!(bench.started().last().unwrap().0, "run-q2");
+}
+
+#[test]
+fn r21_r23_abort_and_clear_before_the_run_began() {
+    let mut bench = Bench::default();
+    bench.send("one", "a", Steer);
+    bench.send("two", "a", Steer);
+    bench.send("three", "a", Queue);
+    assert!(bench.abort(true));
+    bench.send("after", "a", Steer);
+    for id in ["one", "two", "three", "after"] {
+        bench.journal(id);
+    }
+    assert_eq!(bench.started(), [("run-one".to_owned(), true)], "R23: it starts stopped");
+    bench.drain("run-one");
+    assert_eq!(bench.taken(), ["one"]);
+    bench.end("run-one");
+    let follow_up = bench.started()[1].0.clone();
+    bench.drain(&follow_up);
+    assert_eq!(bench.taken(), ["one", "after"], "R21: the clear took two and three only");
+}
+
+#[test]
+fn r40_two_agents_share_one_queue() {
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    bench.drain("run-one");
+    for (id, agent) in [("b1", "b"), ("a1", "a"), ("b2", "b")] {
+        bench.send(id, agent, Queue);
+        bench.journal(id);
+    }
+    for run in ["run-one", "run-b1", "run-a1", "run-b2"] {
+        bench.drain(run);
+        bench.end(run);
+    }
+    let order: Vec<String> = bench.started().into_iter().map(|(run, _)| run).collect();
+    assert_eq!(order, ["run-one", "run-b1", "run-a1", "run-b2"]);
+    assert!(bench.thread.is_idle(), "SIG-452");
+}
+
+#[test]
+fn r28_what_a_lost_thread_held_is_its_new_owners() {
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    bench.drain("run-one");
+    bench.accept("two", Steer);
+    bench.accept("q1", Queue);
+    bench.apply(V::LeaseLost { run_id: Some("run-one".into()) });
+    bench.end("run-one");
+    assert!(bench.thread.is_idle());
+    assert_eq!(bench.started().len(), 1, "nothing of it runs here");
+    // It comes back to us: the journal and the record say what is left, the run's input included.
+    let left: Vec<Input> = [("one", Steer), ("two", Steer), ("q1", Queue)]
+        .map(|(id, mode)| Input::of_journal(Bench::input(id, "a", mode).entry))
+        .into();
+    let runs = vec![RecoveredRun { run_id: "run-one".into(), agent_id: "a".into() }];
+    bench.apply(V::Recovered { inputs: left, runs });
+    bench.apply(V::Claimed(Ok(())));
+    assert_eq!(bench.started().last().unwrap().0, "run-one");
+    bench.drain("run-one");
+    assert_eq!(bench.taken(), ["one", "one", "two"]);
+}
+
+#[test]
+fn sig_502_a_look_at_the_store_does_not_revive_a_run_that_has_ended_meanwhile() {
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    bench.drain("run-one");
+    bench.end("run-one");
+    let inputs = vec![Input::of_journal(Bench::input("one", "a", Steer).entry)];
+    let runs = vec![RecoveredRun { run_id: "run-one".into(), agent_id: "a".into() }];
+    bench.apply(V::Recovered { inputs, runs });
+    assert_eq!(bench.started().len(), 1);
+    assert!(bench.thread.is_idle());
+}
+
+#[test]
+fn cli_072_a_draining_process_starts_nothing() {
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    bench.drain("run-one");
+    bench.accept("q1", Queue);
+    bench.thread.hold(true);
+    bench.end("run-one");
+    assert_eq!(bench.started().len(), 1);
+    assert!(!bench.thread.is_idle());
+}
+
+#[test]
+fn sig_451_every_input_is_in_at_most_one_list() {
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    for n in 0..30 {
+        bench.accept(&format!("s{n}"), if n % 2 == 0 { Steer } else { Queue });
+        let waiting: Vec<String> = bench.thread.waiting().iter().map(|(_, _, input)| input.id().to_string()).collect();
+        assert_eq!(waiting.iter().collect::<BTreeSet<_>>().len(), waiting.len());
+    }
+}
