@@ -112,7 +112,7 @@ struct Driver {
 pub(crate) async fn drive(seed: RunSeed) {
     let (shared, log, link) = (seed.shared.clone(), seed.log.clone(), seed.link.clone());
     let retry = matches!(seed.kind, SeedKind::Woken);
-    if AssertUnwindSafe(drive_to_end(seed)).catch_unwind().await.is_ok() {
+    if AssertUnwindSafe(Box::pin(drive_to_end(seed))).catch_unwind().await.is_ok() {
         return;
     }
     let run_id = shared.run_id.clone();
