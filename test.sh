@@ -22,7 +22,7 @@ if [ "${1:-}" != quick ]; then
   step "lints"
   cargo clippy --workspace --all-targets -- -D warnings
   step "documentation"
-  RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+  RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --lib --quiet
   step "dependencies: licences, bans, sources"
   need cargo-deny cargo-deny
   cargo deny --offline check licenses bans sources

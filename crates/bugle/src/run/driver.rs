@@ -112,7 +112,8 @@ struct Driver {
 pub(crate) async fn drive(seed: RunSeed) {
     let (shared, log, link) = (seed.shared.clone(), seed.log.clone(), seed.link.clone());
     let retry = matches!(seed.kind, SeedKind::Woken);
-    if AssertUnwindSafe(drive_to_end(seed)).catch_unwind().await.is_ok() {
+    // Boxed, as the parts below are: a run's task stays small while it waits.
+    if AssertUnwindSafe(Box::pin(drive_to_end(seed))).catch_unwind().await.is_ok() {
         return;
     }
     let run_id = shared.run_id.clone();
@@ -134,8 +135,8 @@ async fn drive_to_end(seed: RunSeed) {
     log.begin_run(&run_id);
     let recorded = matches!(kind, SeedKind::Recorded);
     let woken = !matches!(kind, SeedKind::Direct(_));
-    let prepared = prepare(&inner, agent, &options, kind, link.as_ref(), &run_id).await;
-    let prepared = match prepared {
+    let prepared = Box::pin(prepare(&inner, agent, &options, kind, link.as_ref(), &run_id)).await;
+    let mut prepared = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return fail_to_start(&shared, &log, link, output, &error, woken && !recorded).await,
     };
@@ -152,13 +153,14 @@ async fn drive_to_end(seed: RunSeed) {
         stored_options: prepared.options.to_stored(),
     };
     let key = link.as_ref().map(|link| link.key.clone());
+    let history = std::mem::take(&mut prepared.history);
     let machine = match &prepared.snapshot {
         Some(snapshot) => {
-            let transcript = Transcript::recovered(prepared.history.clone(), key, &snapshot.own, &snapshot.message_id);
+            let transcript = Transcript::recovered(history, key, &snapshot.own, &snapshot.message_id);
             RunMachine::recovered(settings, transcript, snapshot)
         }
         None => {
-            let mut transcript = Transcript::new(prepared.history.clone(), key);
+            let mut transcript = Transcript::new(history, key);
             for id in &prepared.completed {
                 transcript.touch(id);
             }
@@ -173,8 +175,8 @@ async fn drive_to_end(seed: RunSeed) {
     }
     let total = prepared.options.model_settings.as_ref().and_then(|settings| settings.timeout?.total_ms);
     let committer = Committer::new(&inner, link.as_ref(), &prepared, &run_id, woken);
-    let mut driver = Driver {
-        first_messages: prepared.first_messages.clone(),
+    let mut driver = Box::new(Driver {
+        first_messages: std::mem::take(&mut prepared.first_messages),
         prepared,
         shared,
         log,
@@ -197,7 +199,7 @@ async fn drive_to_end(seed: RunSeed) {
         written,
         writer,
         total_deadline: total.map(|ms| Instant::now() + Duration::from_secs_f64(ms / 1000.0)),
-    };
+    });
     let ending = driver.run().await;
     driver.finish(ending, output).await;
 }
@@ -540,7 +542,7 @@ impl Driver {
 
     // The end.
 
-    async fn finish(mut self, ending: Option<Ending>, output: Option<oneshot::Sender<RunOutput>>) {
+    async fn finish(mut self: Box<Self>, ending: Option<Ending>, output: Option<oneshot::Sender<RunOutput>>) {
         self.request = None;
         self.tool_abort.cancel();
         self.tools.abort_all();
@@ -568,12 +570,17 @@ impl Driver {
                 let mut finish = self.machine.finish(None);
                 finish.response = Some(response_value(&finish.metadata));
                 let last = Chunk::agent(&run_id, Payload::Finish(Box::new(finish.clone())));
-                finish.messages = Some(json!({ "nonUser": &result.response_messages }));
-                if let Some(response) = finish.response.as_mut() {
-                    response["messages"] = Value::Array(to_model_messages(&result.response_messages));
+                if output.is_none() {
+                    // Nobody reads this run directly.
+                    (last, DirectEnd::default())
+                } else {
+                    finish.messages = Some(json!({ "nonUser": &result.response_messages }));
+                    if let Some(response) = finish.response.as_mut() {
+                        response["messages"] = Value::Array(to_model_messages(&result.response_messages));
+                    }
+                    let own = Chunk::agent(&run_id, Payload::Finish(Box::new(finish)));
+                    (last, DirectEnd { replaces_last: true, chunks: vec![own] })
                 }
-                let own = Chunk::agent(&run_id, Payload::Finish(Box::new(finish)));
-                (last, DirectEnd { replaces_last: true, chunks: vec![own] })
             }
             Ending::Failed(error) => {
                 if let Some(hook) = &hooks.on_error {

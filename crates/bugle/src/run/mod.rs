@@ -1,6 +1,6 @@
 //! The agent loop: one machine without IO, and the driver that performs its effects.
 //!
-//! `prepare` resolves what a run needs, [`machine`] decides, `driver` performs; `request` asks the model, `tools` runs
+//! `prepare` resolves what a run needs, `machine` decides, `driver` performs; `request` asks the model, `tools` runs
 //! calls, `commit` writes, `completion` judges. A woken run, a queued run, `stream`, `generate` and a recovered run are
 //! the same machine with other options.
 

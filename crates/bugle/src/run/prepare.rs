@@ -264,7 +264,7 @@ impl Prepared {
         }
         let model = self.models.first()?.model.clone();
         let storage = self.storage.clone();
-        let mut messages = self.history.clone();
+        let mut messages = output.remembered_messages.clone();
         messages.extend(output.messages.clone());
         Some(async move {
             generate_title(&model, &messages, &options, &storage, &thread).await;

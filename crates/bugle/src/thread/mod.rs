@@ -1,7 +1,7 @@
 //! Threads: one actor each, its machine, its inbox and its stream log.
 //!
-//! [`machine`] decides, [`actor`] performs, [`hub`] finds the actor of a thread, [`log`] keeps the stream, and
-//! [`subscription`] reads it. All that happens to a thread goes through its actor's mailbox, one letter at a time.
+//! `machine` decides, `actor` performs, `hub` finds the actor of a thread, `log` keeps the stream, and `subscription`
+//! reads it. All that happens to a thread goes through its actor's mailbox, one letter at a time.
 
 mod actor;
 mod hub;

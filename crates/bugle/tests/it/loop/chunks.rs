@@ -156,10 +156,10 @@ struct Warns;
 
 #[async_trait::async_trait]
 impl LanguageModel for Warns {
-    fn provider(&self) -> &str {
+    fn provider(&self) -> &'static str {
         "test"
     }
-    fn model_id(&self) -> &str {
+    fn model_id(&self) -> &'static str {
         "warns"
     }
     async fn stream(&self, _: ModelRequest) -> Result<ModelResponse, ModelError> {

@@ -202,7 +202,7 @@ async fn loop_003_generate_fails_with_the_runs_error() {
     let world = world_with([status(400)], |agent| agent).await;
     match world.agent.generate(input("go"), Some(&world.thread), RunOptions::default()).await {
         Err(Error::Run(error)) => {
-            assert_eq!((error.message.as_str(), error.status_code), ("provider says no", Some(400)))
+            assert_eq!((error.message.as_str(), error.status_code), ("provider says no", Some(400)));
         }
         other => panic!("{other:?}"),
     }

@@ -115,7 +115,7 @@ struct Holds(&'static str);
 
 #[async_trait::async_trait]
 impl Scorer for Holds {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "holds"
     }
     async fn score(&self, answer: &ScorerInput) -> Result<Score, String> {

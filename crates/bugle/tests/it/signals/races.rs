@@ -144,10 +144,10 @@ async fn sig_451_sig_454_everything_accepted_is_placed_once_under_load() {
             let of_sender = placed.iter().filter_map(|message| {
                 let (from, n) = message.id.as_str().split_once('-')?;
                 let n: usize = n.parse().ok()?;
-                (from == sender.to_string() && (n % 3 == 0) == queued).then_some(n)
+                (from == sender.to_string() && n.is_multiple_of(3) == queued).then_some(n)
             });
             let order: Vec<usize> = of_sender.collect();
-            assert!(queued == false || order.is_sorted(), "SIG-163: {order:?}");
+            assert!(!queued || order.is_sorted(), "SIG-163: {order:?}");
         }
     }
 }
