@@ -424,7 +424,11 @@ impl RunMachine {
                     mark_blocked(&mut message, &tripwire);
                     self.transcript.add_input(message);
                 }
-                self.end(Ending::Tripped(tripwire), now, &mut effects);
+                if self.aborting {
+                    self.end_aborted(now, &mut effects);
+                } else {
+                    self.end(Ending::Tripped(tripwire), now, &mut effects);
+                }
             }
             RunEvent::Committed => self.committed(now, &mut effects),
             RunEvent::CommitFailed(error) => self.commit_failed(error, &mut effects),
@@ -692,10 +696,8 @@ impl RunMachine {
             if let (Payload::TextDelta { text, .. }, Some(structured)) = (&payload, &mut self.structured)
                 && let Some(partial) = structured.push(text)
             {
-                effects.push(RunEffect::Emit(Chunk {
-                    body: ChunkBody::Object(partial),
-                    ..Chunk::agent(&self.settings.run_id, Payload::Abort {})
-                }));
+                let object = ChunkBody::Object(partial);
+                effects.push(RunEffect::Emit(Chunk::with_body(&self.settings.run_id, object)));
             }
             let chunk = Chunk::agent(&self.settings.run_id, payload);
             match chunk.payload() {
@@ -1061,8 +1063,7 @@ impl RunMachine {
                     if let Some(answer) = self.transcript.open_answer() {
                         answer.content.metadata_mut().insert("structuredOutput".to_owned(), object.clone());
                     }
-                    let mut chunk = Chunk::agent(&self.settings.run_id, Payload::Abort {});
-                    chunk.body = ChunkBody::ObjectResult(object);
+                    let mut chunk = Chunk::with_body(&self.settings.run_id, ChunkBody::ObjectResult(object));
                     if structured.used_fallback() {
                         chunk.metadata = Some(json!({ "fallback": true }));
                     }
