@@ -75,6 +75,29 @@ impl State {
         self.entries.get(index).map(|entry| &entry.chunk)
     }
 
+    fn read(&self, cursor: &mut u64) -> Read {
+        let front = self.front();
+        if *cursor < front {
+            let lost = front - *cursor;
+            *cursor = front;
+            return Read::Lost(lost);
+        }
+        match self.at(*cursor) {
+            Some(chunk) => {
+                *cursor += 1;
+                Read::Chunk(chunk.clone())
+            }
+            None if self.closed => Read::Closed,
+            None => Read::Nothing,
+        }
+    }
+
+    fn behind(&self, cursor: u64) -> Lag {
+        let index = usize::try_from(cursor.saturating_sub(self.front())).unwrap_or(usize::MAX);
+        let offset = self.entries.get(index).map_or(self.written, |entry| entry.offset);
+        Lag { chunks: self.next.saturating_sub(cursor), bytes: self.written - offset }
+    }
+
     fn push(&mut self, chunk: Chunk) -> u64 {
         self.number += 1;
         let id = EventId { epoch: self.epoch, number: self.number };
@@ -246,29 +269,16 @@ impl StreamLog {
 
     /// The chunk at `cursor`, which moves on. `Lost` tells how many were dropped before it could be read.
     pub(crate) fn read(&self, cursor: &mut u64) -> Read {
-        let state = self.state.lock();
-        let front = state.front();
-        if *cursor < front {
-            let lost = front - *cursor;
-            *cursor = front;
-            return Read::Lost(lost);
-        }
-        match state.at(*cursor) {
-            Some(chunk) => {
-                *cursor += 1;
-                Read::Chunk(chunk.clone())
-            }
-            None if state.closed => Read::Closed,
-            None => Read::Nothing,
-        }
+        self.state.lock().read(cursor)
     }
 
-    /// How many chunks and bytes a cursor is behind.
-    pub(crate) fn behind(&self, cursor: u64) -> (u64, u64) {
+    /// The same for a reader that may lag behind by so much; `None` if it lags further.
+    pub(crate) fn read_within(&self, cursor: &mut u64, limit: Lag) -> Option<Read> {
         let state = self.state.lock();
-        let index = usize::try_from(cursor.saturating_sub(state.front())).unwrap_or(usize::MAX);
-        let offset = state.entries.get(index).map_or(state.written, |entry| entry.offset);
-        (state.next.saturating_sub(cursor), state.written - offset)
+        let behind = state.behind(*cursor);
+        // One chunk by itself is no lag, however large.
+        let lags = behind.chunks > limit.chunks || (behind.chunks > 1 && behind.bytes > limit.bytes);
+        (!lags).then(|| state.read(cursor))
     }
 
     /// Waits for a change after `probe` found nothing.
@@ -283,6 +293,13 @@ impl StreamLog {
             changed.await;
         }
     }
+}
+
+/// How far a cursor is behind.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lag {
+    pub(crate) chunks: u64,
+    pub(crate) bytes: u64,
 }
 
 /// What a cursor finds.
