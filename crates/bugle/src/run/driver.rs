@@ -479,8 +479,9 @@ impl Driver {
     // Tools.
 
     fn start_tools(&mut self, runs: Vec<super::machine::ToolRun>) {
+        let here = runs.iter().any(|run| self.prepared.tools.runs_here(&run.name));
+        self.tool_messages = if here { self.machine.transcript().messages().into() } else { Arc::default() };
         self.waiting_tools = runs.into();
-        self.tool_messages = self.machine.transcript().messages().into();
         self.next_tools();
     }
 
