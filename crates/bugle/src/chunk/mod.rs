@@ -1,9 +1,11 @@
 //! Stream chunks: what a run says to those who watch it (LOOP §14, HTTP §16).
 
 mod payload;
+mod size;
 mod stream;
 
 pub use payload::*;
+pub(crate) use size::approximate_size;
 pub use stream::{EventId, StreamChunk, encode_frame};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
