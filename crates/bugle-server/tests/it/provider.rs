@@ -95,7 +95,7 @@ pub(crate) fn plain(status: &str, headers: &str, body: &str) -> Vec<u8> {
 
 /// A streamed answer of these frames and nothing after them.
 pub(crate) fn frames(frames: &[String]) -> Vec<u8> {
-    let body: String = frames.iter().map(|frame| format!("data: {frame}\n\n")).collect();
+    let body = frames.iter().flat_map(|frame| ["data: ", frame, "\n\n"]).collect::<String>();
     plain("200 OK", "content-type: text/event-stream\r\n", &body)
 }
 

@@ -54,6 +54,28 @@ async fn http_026_leaving_a_direct_stream_stops_the_run() {
 }
 
 #[tokio::test]
+async fn http_026_leaving_while_a_run_waits_gives_up_its_turn() {
+    let server = Server::new().await;
+    let mut frames = server.subscribe("t", "r").await;
+    let on = |more: bugle::json::Value| {
+        let mut body = json!({"threadId": "t", "resourceId": "r"});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    server.post("/api/agents/plain/send-message", on(json!({"message": "[[say one ;; hang]]"}))).await;
+    frames.until("text-delta").await;
+    let memory = json!({"thread": "t", "resource": "r"});
+    let body = json!({"messages": "[[say never]]", "memory": memory}).to_string();
+    let waiting = server.open(Method::POST, "/api/agents/plain/stream", &JSON, Body::from(body)).await;
+    assert_eq!(waiting.status(), StatusCode::OK);
+    drop(waiting);
+    server.post("/api/agents/plain/threads/abort", on(json!({}))).await;
+    let last = server.post("/api/agents/plain/generate", json!({"messages": "[[say last]]", "memory": memory})).await;
+    assert_eq!(last.json["text"], "last", "{}", last.text);
+    assert_eq!(server.model.requests().len(), 2);
+}
+
+#[tokio::test]
 async fn http_024_http_027_a_subscription_greets_and_leaving_it_changes_nothing() {
     let server = Server::new().await;
     let mut leaver = server.subscribe("t", "r").await;

@@ -1269,7 +1269,7 @@ fn mark_blocked(message: &mut StoredMessage, tripwire: &TripwirePayload) {
     message.content.metadata_mut().insert("blocked".to_owned(), blocked);
 }
 
-fn model_output_metadata(output: &ToolOutput) -> Object {
+pub(super) fn model_output_metadata(output: &ToolOutput) -> Object {
     let mut metadata = Object::new();
     metadata.insert("mastra".to_owned(), json!({ "modelOutput": output }));
     metadata

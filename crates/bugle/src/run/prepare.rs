@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::{
     RunOptions, RunOutput, RunSnapshot, SeedKind, commit::storage_error, driver::read_snapshot,
-    request::DEFAULT_RETRIES, settings::DEFAULT_STEPS, structured::provider_schema, tools::ToolTable,
+    machine::model_output_metadata, request::DEFAULT_RETRIES, settings::DEFAULT_STEPS, structured::provider_schema,
+    tools::ToolTable,
 };
 use crate::{
     agent::{Agent, ModelEntry},
@@ -13,12 +14,13 @@ use crate::{
     id::{MessageId, RunId, ThreadKey},
     json::Value,
     memory::{MemoryOptions, generate_title, get_working_memory, update_working_memory_tool, working_memory_system},
-    message::{HISTORY_EXTRA, StoredMessage, complete_tool_calls, history_window, trailing_input},
+    message::{HISTORY_EXTRA, Part, StoredMessage, complete_tool_calls, history_window, trailing_input},
     model::{PromptMessage, ResponseFormat, UserPart},
     runtime::{Inner, RunInput},
     scorer::TaskCompletion,
     storage::{NewThread, SharedStorage},
     thread::ThreadLink,
+    tool::Tool,
 };
 
 /// All that a run has resolved.
@@ -84,7 +86,11 @@ pub(super) async fn prepare(
     let mut completed = Vec::new();
     let mut first_messages = Vec::new();
     if let SeedKind::Direct(input) = kind {
+        let calls: Vec<String> = input.tool_results.iter().map(|result| result.tool_call_id.clone()).collect();
         (completed, first_messages) = take_input(*input, &mut history, inner, thread.as_ref());
+        for message in history.iter_mut().chain(&mut first_messages) {
+            map_for_model(message, &calls, &agent);
+        }
     }
     let mut extra = Vec::new();
     let mut system = system_messages(&agent, &options);
@@ -164,6 +170,23 @@ fn take_input(
         messages = messages.into_iter().map(|message| message.on(thread)).collect();
     }
     (completed, messages)
+}
+
+/// What the model reads of a client's result is the tool's to say, as for tools with code (LOOP-076).
+fn map_for_model(message: &mut StoredMessage, calls: &[String], agent: &Agent) {
+    for part in &mut message.content.parts {
+        let Part::ToolInvocation(call) = part else { continue };
+        let invocation = &call.tool_invocation;
+        let map = agent.tools().get(&invocation.tool_name).and_then(Tool::to_model_output);
+        let (Some(map), Some(result)) = (map, &invocation.result) else { continue };
+        if !calls.contains(&invocation.tool_call_id) {
+            continue;
+        }
+        match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| map(result))) {
+            Ok(output) => call.provider_metadata.get_or_insert_default().extend(model_output_metadata(&output)),
+            Err(_) => tracing::error!(tool = invocation.tool_name, "mapping a client's result for the model panicked"),
+        }
+    }
 }
 
 fn system_messages(agent: &Agent, options: &RunOptions) -> Vec<PromptMessage> {

@@ -72,7 +72,7 @@ fn sig_450_to_454_hold_in_random_histories() {
         lanes.into_iter().flat_map(|lane| lane.join().expect("a history panicked")).collect()
     });
     let Some((shortest, _)) = found.iter().min_by_key(|(seed, _)| (length(*seed), *seed)) else { return };
-    let list: String = found.iter().map(|(seed, fault)| format!("{seed}: {fault:.300}\n")).collect();
+    let list = found.iter().map(|(seed, fault)| format!("{seed}: {fault:.300}")).collect::<Vec<_>>().join("\n");
     panic!("{}\n\nhistories that failed:\n{list}", told(*shortest, Sabotage::None));
 }
 

@@ -64,7 +64,7 @@ pub(super) enum Told {
     Cancelled(Vec<MessageId>),
     Cleared(Vec<MessageId>),
     Edited(MessageId, String),
-    Promoted(MessageId),
+    Promoted,
 }
 
 /// Who waits.
@@ -319,7 +319,7 @@ impl World {
             ThreadEffect::Promoted { ticket, .. } => {
                 if let Some(Waiting::Promote(id)) = self.process.waiting.remove(&ticket) {
                     self.record(&id).jumps = true;
-                    self.process.push(Op::Tell(Told::Promoted(id)));
+                    self.process.push(Op::Tell(Told::Promoted));
                 }
             }
             ThreadEffect::Edited { ticket, .. } => {
@@ -541,7 +541,7 @@ impl World {
                 let record = self.record(&id);
                 record.text = text;
             }
-            Told::Promoted(_) => {}
+            Told::Promoted => {}
         }
     }
 

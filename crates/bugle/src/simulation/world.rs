@@ -250,8 +250,8 @@ impl World {
             waiting.extend(run.in_hand.iter().map(|input| input.id().clone()));
         }
         waiting.sort_unstable();
-        if let Some(pair) = waiting.windows(2).find(|pair| pair[0] == pair[1]) {
-            let text = format!("{} waits twice (SIG-451)", pair[0]);
+        if let Some([twice, _]) = waiting.array_windows().find(|[one, next]| one == next) {
+            let text = format!("{twice} waits twice (SIG-451)");
             self.oracle.fault(text);
         }
         if self.process.machine.is_idle() && live.is_some() {

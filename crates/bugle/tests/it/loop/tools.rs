@@ -128,7 +128,7 @@ async fn loop_068_loop_069_arguments_are_repaired_or_refused() {
         (r#"{"city": "it's", }"#, Some(json!({"city": "it's"}))),
         (r#"{city: "Oslo"}"#, Some(json!({"city": "Oslo"}))),
         (r#"{"city": "Os"#, Some(json!({"city": "Os"}))),
-        (r"{'city': 'Oslo'}", None),
+        ("{'city': 'Oslo'}", None),
         ("Oslo!", None),
     ] {
         let world = world_with([Script::new().call_as("c", "echo", text), done()], |agent| agent.tool(echo())).await;
@@ -262,6 +262,20 @@ async fn loop_076_a_client_tool_is_completed_by_the_next_request() {
         (&part["toolInvocation"]["state"], &part["toolInvocation"]["result"]),
         (&json!("result"), &json!("Oslo"))
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn loop_076_a_definition_with_code_says_what_the_model_reads_of_a_clients_result() {
+    let place = Tool::client("place").with_model_output(|result| ToolOutput::Text(format!("in {result}")));
+    let world = world_with([Script::new().call_as("c", "place", "{}"), done()], |agent| agent.tool(place)).await;
+    world.run("go").await;
+    let result =
+        ClientToolResult { tool_call_id: "c".into(), tool_name: "place".into(), input: None, result: json!("Oslo") };
+    let input = RunInput { messages: Vec::new(), tool_results: vec![result] };
+    world.agent.generate(input, Some(&world.thread), RunOptions::default()).await.unwrap();
+    assert_eq!(told(&world), json!({"type": "text", "value": "in \"Oslo\""}));
+    let part = world.answer_parts().await;
+    assert!(part.iter().any(|part| part["text"] == "done"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,6 +18,7 @@ use crate::{
 use ActiveBehavior::{Deliver, Discard, Persist};
 use IdleBehavior::Wake;
 
+#[allow(clippy::unnecessary_wraps)] // as a branch takes them
 fn attributes(value: &str) -> Option<bugle::signal::Attributes> {
     Some([("branch".to_owned(), json!(value))].into_iter().collect())
 }

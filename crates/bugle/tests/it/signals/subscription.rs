@@ -125,7 +125,7 @@ async fn sig_508_a_slow_subscriber_is_told_and_gets_merged_deltas() {
     assert_eq!(slow.chunks.len() as u64 + skipped + rest.len() as u64 - 1, total);
     assert_eq!(rest.iter().filter(|chunk| chunk.kind() == "text-delta").count(), 1);
     let seen: Vec<Chunk> = slow.chunks.iter().cloned().chain(rest).collect();
-    assert_eq!(text(&seen), (0..3000).map(|n| format!("{n} ")).collect::<String>());
+    assert_eq!(text(&seen), (0..3000).map(|n| n.to_string() + " ").collect::<String>());
     assert_eq!(seen.last().unwrap().kind(), "finish");
 }
 
