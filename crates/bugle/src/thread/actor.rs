@@ -17,7 +17,7 @@ use tokio::{
 use super::{
     hub::{ThreadRef, View},
     input::{Input, Routed, Send as SendInput, Ticket},
-    journal::{Done, Journal, Op, same_error},
+    journal::{Done, EndedRun, Journal, Op, same_error},
     log::{DirectEnd, RunShared, StreamLog},
     machine::{
         ClaimFailed, INBOX_ENTRIES, Journal as JournalAnswer, RecoveredRun, Refusal, RunSource, StartRun, ThreadEffect,
@@ -33,6 +33,7 @@ use crate::{
     },
     error::Error,
     id::{MessageId, RunId, ThreadKey},
+    message::StoredMessage,
     run::{RunOptions, RunOutput, RunSeed, SeedKind},
     runtime::{
         AbortOptions, ActiveBehavior, EditInput, IdleBehavior, Inner, Outcome, PendingInput, PromoteTo, Promoted,
@@ -67,6 +68,7 @@ pub(crate) enum Letter {
         failed_to_start: bool,
         /// The thread was not ours any more: what the run left is the new owner's.
         fenced: bool,
+        left: Leftover,
     },
     Cancel {
         ids: Vec<MessageId>,
@@ -107,6 +109,19 @@ pub(crate) enum Letter {
     Recover {
         reply: oneshot::Sender<()>,
     },
+}
+
+/// What a run leaves in the store at its end, for its thread to settle.
+#[derive(Debug)]
+pub(crate) enum Leftover {
+    /// Nothing, or what the next owner goes on with.
+    Nothing,
+    /// Its record: to be ended, with this message for readers of the conversation.
+    Record(Option<Box<StoredMessage>>),
+    /// Nobody knows: the run panicked. The journal says what it had not placed.
+    Unknown,
+    /// Its record could not be read while the store was away: to be tried again.
+    Deferred,
 }
 
 /// Input on its way in.
@@ -256,6 +271,10 @@ struct Actor {
     resync: bool,
     placed: Arc<AtomicI64>,
     retry_at: Option<Instant>,
+    /// Runs whose records are still to be ended; until then the thread is not idle, and nobody revives them.
+    unended: Vec<EndedRun>,
+    /// When to try that again.
+    end_at: Option<Instant>,
     recovering: Vec<oneshot::Sender<()>>,
 }
 
@@ -296,6 +315,8 @@ pub(super) async fn run(
         resync: false,
         placed: Arc::default(),
         retry_at: None,
+        unended: Vec::new(),
+        end_at: None,
         recovering: Vec::new(),
         inner,
     };
@@ -304,11 +325,11 @@ pub(super) async fn run(
     // A watched thread keeps its actor, and forgets the runs that have ended long ago.
     let mut forgotten = false;
     let retired = loop {
-        if actor.epoch > 0 && actor.machine.is_idle() && actor.journal.is_idle() {
+        if actor.epoch > 0 && actor.is_idle() {
             // An idle thread is nobody's (SIG-405, SIG-452).
             actor.give_up_lease();
         }
-        let resting = actor.machine.is_idle() && actor.journal.is_idle();
+        let resting = actor.is_idle();
         if resting {
             renew_at = Instant::now() + renew_every;
         }
@@ -330,6 +351,7 @@ pub(super) async fn run(
             done = actor.journal.next() => Happened::Journal(done),
             () = actor.withdrawn.notified() => Happened::Withdrawn,
             () = sleep_until(actor.retry_at.unwrap_or_else(far)), if actor.retry_at.is_some() => Happened::Retry,
+            () = sleep_until(actor.end_at.unwrap_or_else(far)), if actor.end_at.is_some() => Happened::EndDue,
             () = sleep_until(renew_at), if !resting && actor.epoch > 0 => Happened::Renew,
             () = actor.thread.left.notified(), if resting => Happened::Left,
             () = sleep_until(idle_since.unwrap_or_else(far) + LINGER), if lingers => Happened::Idle,
@@ -342,6 +364,7 @@ pub(super) async fn run(
                 actor.retry_at = None;
                 actor.feed(ThreadEvent::RetryDue);
             }
+            Happened::EndDue => actor.end_records(),
             Happened::Renew => {
                 renew_at = Instant::now() + renew_every;
                 actor.journal.push(Op::Claim);
@@ -363,6 +386,7 @@ pub(super) async fn run(
     if !retired {
         actor.inner.hub.forget(&actor.key, &actor.thread);
         actor.journal.stop();
+        actor.end_records();
         if actor.epoch > 0 {
             // The next owner need not wait; what a run still writes here is refused once there is one (ruling 4).
             actor.journal.push(Op::Release);
@@ -380,9 +404,15 @@ enum Happened {
     Journal(Done),
     Withdrawn,
     Retry,
+    EndDue,
     Renew,
     Left,
     Idle,
+}
+
+/// The wait before another try to end a record.
+fn end_wait(tries: u32) -> Duration {
+    Duration::from_secs(1 << tries.saturating_sub(1).min(5))
 }
 
 fn far() -> Instant {
@@ -390,6 +420,51 @@ fn far() -> Instant {
 }
 
 impl Actor {
+    fn is_idle(&self) -> bool {
+        self.machine.is_idle() && self.journal.is_idle() && self.unended.is_empty()
+    }
+
+    /// Ends the record of a run that has ended without, so that no look at the store revives it.
+    fn end_record(&mut self, run_id: &RunId, message: Option<Box<StoredMessage>>) {
+        let last_event = self.thread.log.last_number();
+        self.unended.push(EndedRun { run_id: run_id.clone(), last_event, message, tries: 0 });
+        self.end_records();
+    }
+
+    fn end_records(&mut self) {
+        self.end_at = None;
+        if self.epoch == 0 {
+            // The records are the next owner's.
+            self.unended.clear();
+        }
+        for ended in &self.unended {
+            self.journal.push(Op::EndRun { epoch: self.epoch, ended: Box::new(ended.clone()) });
+        }
+    }
+
+    fn record_ended(&mut self, mut ended: EndedRun, result: Result<(), StorageError>) {
+        let Some(at) = self.unended.iter().position(|waiting| waiting.run_id == ended.run_id) else { return };
+        match result {
+            Ok(()) => drop(self.unended.swap_remove(at)),
+            Err(error @ StorageError::StaleEpoch { .. }) => {
+                tracing::warn!(thread = %self.key, run = %ended.run_id, %error, "the record of a run that has ended is another process's");
+                self.unended.swap_remove(at);
+            }
+            Err(error) => {
+                ended.tries += 1;
+                if !error.is_retryable() {
+                    // Perhaps there is no conversation any more that the message could be written into.
+                    self.unended[at].message = None;
+                }
+                let wait = end_wait(ended.tries);
+                tracing::error!(thread = %self.key, run = %ended.run_id, %error, ?wait, "a run has ended, but not its record; trying again");
+                self.unended[at].tries = ended.tries;
+                let due = Instant::now() + wait;
+                self.end_at = Some(self.end_at.map_or(due, |at| at.min(due)));
+            }
+        }
+    }
+
     fn ticket(&mut self, waiting: Waiting) -> Ticket {
         self.next_ticket += 1;
         self.replies.insert(self.next_ticket, waiting);
@@ -418,9 +493,19 @@ impl Actor {
                 let ticket = self.ticket(Waiting::Drain(reply));
                 self.feed(ThreadEvent::Drain { run_id, stopping, ticket });
             }
-            Letter::RunEnded { run_id, mut returned, failed_to_start, fenced } => {
+            Letter::RunEnded { run_id, mut returned, failed_to_start, fenced, left } => {
                 self.run = None;
                 self.inner.hub.run_ended(&run_id);
+                match left {
+                    Leftover::Nothing => {}
+                    Leftover::Record(message) => self.end_record(&run_id, message),
+                    Leftover::Unknown => {
+                        self.end_record(&run_id, None);
+                        self.feed(ThreadEvent::Crashed { run_id: run_id.clone() });
+                        self.journal.push(Op::Recover);
+                    }
+                    Leftover::Deferred => self.feed(ThreadEvent::Deferred { run_id: run_id.clone() }),
+                }
                 if fenced {
                     returned.clear();
                     self.epoch = 0;
@@ -515,7 +600,10 @@ impl Actor {
 
     fn recovered(&mut self, found: Result<(Vec<InboxEntry>, Vec<RunRecord>), StorageError>) {
         match found {
-            Ok((entries, runs)) => {
+            Ok((mut entries, mut runs)) => {
+                // What an agent left that is not registered now stays in the store for a process that has it.
+                entries.retain(|entry| self.is_registered(&entry.agent_id));
+                runs.retain(|run| self.is_registered(&run.agent_id));
                 let inputs = entries.into_iter().map(Input::of_journal);
                 let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
                 let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
@@ -527,6 +615,18 @@ impl Actor {
         for reply in std::mem::take(&mut self.recovering) {
             let _ = reply.send(());
         }
+    }
+
+    fn is_registered(&self, agent_id: &str) -> bool {
+        let registered = self.inner.agent_by_id(agent_id).is_some();
+        if !registered && self.inner.hub.misses(agent_id) {
+            tracing::error!(
+                thread = %self.key,
+                agent = agent_id,
+                "an earlier process left work of an agent that is not registered; register it to go on with that"
+            );
+        }
+        registered
     }
 
     fn feed(&mut self, event: ThreadEvent) {
@@ -790,6 +890,7 @@ impl Actor {
         };
         let Some(agent) = agent else {
             tracing::error!(thread = %self.key, agent = agent_id, "the agent of this input is not registered");
+            // Its record and its input stay as they are; the next start with the agent goes on with them.
             let error = ErrorInfo::new("UnknownAgent", format!("Agent with id {agent_id} not found"));
             self.thread.log.push(Chunk::agent(&run_id, Payload::Error { error }));
             return self.feed(ThreadEvent::RunEnded { run_id, returned: Vec::new(), failed_to_start: true });
@@ -797,6 +898,8 @@ impl Actor {
         if aborted {
             shared.stop(rollback);
         }
+        // A run of the same input writes the same record, and ends it.
+        self.unended.retain(|ended| ended.run_id != run_id);
         self.inner.hub.run_started(&run_id, &self.key);
         self.run = Some(LiveRun { shared: shared.clone(), nudge, options: options.clone() });
         let seed = RunSeed {
@@ -827,6 +930,7 @@ impl Actor {
                 self.persisted(&message, result);
             }
             Done::Recovered(found) => self.recovered(found),
+            Done::RunClosed { ended, result } => self.record_ended(*ended, result),
             Done::Removed(ids) => self.removed = ids,
             Done::Answer(Reply::Ids(reply, mut ids)) => {
                 // What turns out to have been placed before was not cancelled (R18, SIG-290).

@@ -5,11 +5,11 @@ use std::{collections::VecDeque, future::Future, pin::Pin, sync::Arc, time::Dura
 use super::actor::Reply;
 use crate::{
     error::Error,
-    id::{MessageId, ThreadKey},
+    id::{MessageId, RunId, ThreadKey},
     message::StoredMessage,
     storage::{
-        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, RunRecord, SharedStorage,
-        Storage, StorageError,
+        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunRecord,
+        SharedStorage, Storage, StorageError,
     },
 };
 
@@ -42,8 +42,21 @@ pub(super) enum Op {
     Answer(Reply),
     /// Read what an earlier process left (SIG-502).
     Recover,
+    /// End the record of a run that could not do so itself.
+    EndRun { epoch: u64, ended: Box<EndedRun> },
     /// Give the lease up.
     Release,
+}
+
+/// A run that is over, whose record is still to be ended.
+#[derive(Debug, Clone)]
+pub(super) struct EndedRun {
+    pub(super) run_id: RunId,
+    pub(super) last_event: u64,
+    /// What tells readers of the conversation why.
+    pub(super) message: Option<Box<StoredMessage>>,
+    /// Tries that failed.
+    pub(super) tries: u32,
 }
 
 /// What a write gave.
@@ -62,6 +75,10 @@ pub(super) enum Done {
     Recovered(Result<(Vec<InboxEntry>, Vec<RunRecord>), StorageError>),
     /// These were in the journal, and no run had placed them.
     Removed(Vec<MessageId>),
+    RunClosed {
+        ended: Box<EndedRun>,
+        result: Result<(), StorageError>,
+    },
     Answer(Reply),
     Quiet,
 }
@@ -166,6 +183,12 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
         Op::Recover => {
             let found = async { Ok((storage.inbox(&thread).await?, storage.runs(&thread).await?)) };
             Done::Recovered(found.await)
+        }
+        Op::EndRun { epoch, ended } => {
+            let mut commit = Commit::new(thread, epoch);
+            commit.messages = ended.message.iter().map(|message| (**message).clone()).collect();
+            commit.run = RunChange::End { run_id: ended.run_id.clone(), last_event: ended.last_event };
+            Done::RunClosed { result: storage.commit(commit).await, ended }
         }
         Op::Release => {
             if let Err(error) = storage.release_lease(&thread, &claim.owner).await {

@@ -46,6 +46,10 @@ pub(crate) enum ThreadEvent {
     Drain { run_id: RunId, stopping: bool, ticket: Ticket },
     /// A run has ended; `returned` was taken but not placed.
     RunEnded { run_id: RunId, returned: Vec<Input>, failed_to_start: bool },
+    /// The run in the slot, about to be reported as ended, panicked: what it took is read anew from the journal.
+    Crashed { run_id: RunId },
+    /// The record that the run in the slot, about to be reported as ended, starts from could not be read for now.
+    Deferred { run_id: RunId },
     /// Another process owns the thread, or has owned it since: the journal is its, and so is `run_id`'s record.
     LeaseLost { run_id: Option<RunId> },
     /// Take back these.
@@ -249,6 +253,10 @@ pub(crate) struct ThreadMachine {
     ended: VecDeque<RunId>,
     /// The run in the slot is at its end because the thread was lost; its record is to be gone on with.
     fenced: Option<RunId>,
+    /// What runs that panicked had taken: counted as failed starts when the journal still has it.
+    crashed: Vec<MessageId>,
+    /// The record of the run in the slot is to be tried again.
+    deferred: Option<RunId>,
     /// The process drains: nothing is started, all stays for the next owner (CLI-072).
     held: bool,
 }
@@ -291,6 +299,12 @@ impl ThreadMachine {
             ThreadEvent::RunEnded { run_id, returned, failed_to_start } => {
                 self.run_ended(&run_id, returned, failed_to_start, &mut effects);
             }
+            ThreadEvent::Crashed { run_id } => {
+                if let Some(slot) = self.slot.as_mut().filter(|slot| slot.run_id == run_id) {
+                    self.crashed.extend(std::mem::take(&mut slot.taken).into_keys());
+                }
+            }
+            ThreadEvent::Deferred { run_id } => self.deferred = Some(run_id),
             ThreadEvent::Cancel { ticket, ids } => {
                 let removed: Vec<MessageId> = ids.into_iter().filter(|id| self.take_waiting(id).is_some()).collect();
                 self.removed(ticket, removed, &mut effects);
@@ -310,7 +324,7 @@ impl ThreadMachine {
             ThreadEvent::Edit { ticket, id, contents, attributes } => {
                 self.edit(ticket, &id, contents, attributes, &mut effects);
             }
-            ThreadEvent::Recovered { inputs, runs } => self.recover(inputs, runs),
+            ThreadEvent::Recovered { inputs, runs } => self.recover(inputs, runs, &mut effects),
             ThreadEvent::RetryDue => self.resting = false,
         }
         self.start_next(&mut effects);
@@ -810,8 +824,15 @@ impl ThreadMachine {
         let gone = slot.taken.into_keys().filter(|id| returned.iter().all(|input| input.id() != id));
         self.taken.extend(gone.map(|id| (id, slot.run_id.clone())));
         self.taken.drain(..self.taken.len().saturating_sub(TAKEN));
-        if self.fenced.take().as_ref() != Some(&slot.run_id) {
+        if self.deferred.take().as_ref() == Some(&slot.run_id) {
+            self.recovered.push_front(RecoveredRun { run_id: slot.run_id, agent_id: slot.agent_id });
+            self.rest(START_ATTEMPTS, effects);
+        } else if self.fenced.take().as_ref() != Some(&slot.run_id) {
             self.ended.push_back(slot.run_id);
+        }
+        if !self.crashed.is_empty() {
+            // Until the journal has been read.
+            self.rest(1, effects);
         }
         if self.ended.len() > ENDED {
             self.ended.pop_front();
@@ -968,7 +989,13 @@ impl ThreadMachine {
         }
     }
 
-    fn recover(&mut self, inputs: Vec<Input>, runs: Vec<RecoveredRun>) {
+    fn rest(&mut self, attempts: u32, effects: &mut Effects) {
+        self.resting = true;
+        effects.push(ThreadEffect::RetryAfter { attempts });
+    }
+
+    fn recover(&mut self, inputs: Vec<Input>, runs: Vec<RecoveredRun>, effects: &mut Effects) {
+        let crashed = std::mem::take(&mut self.crashed);
         for run in runs {
             let known = self.active_run() == Some(&run.run_id)
                 || self.ended.contains(&run.run_id)
@@ -987,6 +1014,16 @@ impl ThreadMachine {
                 continue;
             }
             input.journaled = true;
+            if crashed.contains(input.id()) {
+                // Its run panicked before it was placed (SIG-255).
+                input.entry.attempts += 1;
+                if input.entry.attempts >= START_ATTEMPTS {
+                    effects.push(ThreadEffect::GiveUp(Box::new(input)));
+                    continue;
+                }
+                effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
+                self.rest(input.entry.attempts, effects);
+            }
             if input.entry.mode == InputMode::Queue { queue.push(input) } else { steer.push(input) }
         }
         // What an earlier process accepted comes before what this one has.

@@ -265,3 +265,22 @@ fn sig_451_every_input_is_in_at_most_one_list() {
         assert_eq!(waiting.iter().collect::<BTreeSet<_>>().len(), waiting.len());
     }
 }
+
+#[test]
+fn sig_255_what_a_panicking_run_had_taken_comes_back_from_the_journal_and_is_given_up_in_the_end() {
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    for attempts in 0..3 {
+        let run = bench.started().last().unwrap().0.clone();
+        bench.drain(&run);
+        bench.apply(V::Crashed { run_id: run.as_str().into() });
+        bench.apply(V::RunEnded { run_id: run.into(), returned: Vec::new(), failed_to_start: true });
+        let mut again = Bench::input("one", "a", Steer);
+        again.entry.attempts = attempts;
+        bench.apply(V::Recovered { inputs: vec![again], runs: Vec::new() });
+        bench.apply(V::RetryDue);
+    }
+    assert_eq!(bench.taken(), ["one", "one", "one"]);
+    assert!(bench.said.iter().any(|effect| matches!(effect, E::GiveUp(input) if input.entry.attempts == 3)));
+    assert!(bench.thread.is_idle());
+}
