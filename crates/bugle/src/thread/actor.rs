@@ -20,8 +20,8 @@ use super::{
     journal::{Done, EndedRun, Journal, Op, same_error},
     log::{DirectEnd, RunShared, StreamLog},
     machine::{
-        ClaimFailed, INBOX_ENTRIES, Journal as JournalAnswer, RecoveredRun, Refusal, RunSource, StartRun, ThreadEffect,
-        ThreadEvent, ThreadMachine,
+        ClaimFailed, INBOX_BYTES, INBOX_ENTRIES, Journal as JournalAnswer, RecoveredRun, Refusal, RunSource, StartRun,
+        ThreadEffect, ThreadEvent, ThreadMachine,
     },
     queue_events::QueueEvents,
     subscription::Subscription,
@@ -264,8 +264,10 @@ struct Actor {
     clearing: bool,
     /// What the last removal took out of the journal.
     removed: Vec<MessageId>,
-    /// Persist writes in flight: the ticket of their `persisted`, and whether they echo.
-    persists: HashMap<MessageId, PersistWrite>,
+    /// The entry that the write just done should have rewritten.
+    unwritten: Option<(MessageId, Error)>,
+    /// Persist writes in flight, by the ticket of their `persisted`.
+    persists: HashMap<Ticket, PersistWrite>,
     epoch: u64,
     /// The lease was lost: once it is ours again, the journal is read anew.
     resync: bool,
@@ -279,7 +281,7 @@ struct Actor {
 }
 
 struct PersistWrite {
-    ticket: Option<Ticket>,
+    size: usize,
     echo: Option<(String, Signal)>,
     given_up: bool,
 }
@@ -310,6 +312,7 @@ pub(super) async fn run(
         refused: HashMap::new(),
         clearing: false,
         removed: Vec::new(),
+        unwritten: None,
         persists: HashMap::new(),
         epoch: 0,
         resync: false,
@@ -835,16 +838,25 @@ impl Actor {
             }
             return;
         }
+        let size = input.size();
+        let waiting: usize = self.persists.values().map(|write| write.size).sum();
+        if self.persists.len() >= INBOX_ENTRIES || waiting + size > INBOX_BYTES {
+            if let Some(Waiting::Persisted(reply)) = self.replies.remove(&ticket) {
+                let _ = reply.send(Err(Error::InputLimit(self.key.clone())));
+            }
+            return;
+        }
         let echo = echo.then(|| (input.entry.agent_id.clone(), input.entry.signal.clone()));
-        self.write_row(input.entry.signal, PersistWrite { ticket: Some(ticket), echo, given_up: false });
+        self.write_row(ticket, input.entry.signal, PersistWrite { size, echo, given_up: false });
     }
 
     fn give_up(&mut self, input: Input) {
-        tracing::error!(thread = %self.key, signal = %input.id(), "no run could be started for this input; it is stored unanswered");
-        self.write_row(input.entry.signal, PersistWrite { ticket: None, echo: None, given_up: true });
+        let size = input.size();
+        self.next_ticket += 1;
+        self.write_row(self.next_ticket, input.entry.signal, PersistWrite { size, echo: None, given_up: true });
     }
 
-    fn write_row(&mut self, signal: Signal, write: PersistWrite) {
+    fn write_row(&mut self, ticket: Ticket, signal: Signal, write: PersistWrite) {
         let placed_at = next_time(&self.placed, self.inner.clock.now());
         let message = Box::new(signal.to_stored(Some(&self.key), placed_at));
         let create = self.key.resource_id.as_deref().map(|resource| NewThread {
@@ -854,8 +866,8 @@ impl Actor {
         });
         let epoch = (self.epoch > 0).then_some(self.epoch);
         let consumes = write.given_up;
-        self.persists.insert(message.id.clone(), write);
-        self.journal.push(Op::Persist { message, create, epoch, consumes });
+        self.persists.insert(ticket, write);
+        self.journal.push(Op::Persist { ticket, message, create, epoch, consumes });
     }
 
     fn start_run(&mut self, start: StartRun) {
@@ -920,27 +932,63 @@ impl Actor {
         match done {
             Done::Appended { entries, result } => self.appended(entries, result),
             Done::Claimed(result) => {
+                if let Err(error @ StorageError::ThreadOwnership { .. }) = &result {
+                    tracing::error!(thread = %self.key, %error, "what waits for this thread can never have it");
+                    self.feed(ThreadEvent::Unownable);
+                }
                 let held = self.lease(result.map_err(Error::from));
                 self.feed(ThreadEvent::Claimed(if held { Ok(()) } else { Err(ClaimFailed) }));
             }
-            Done::Persisted { message, epoch, result } => {
+            Done::Persisted { ticket, message, epoch, result } => {
                 if let Some(epoch) = epoch {
                     self.own(epoch);
                 }
-                self.persisted(&message, result);
+                self.persisted(ticket, &message, result);
             }
             Done::Recovered(found) => self.recovered(found),
             Done::RunClosed { ended, result } => self.record_ended(*ended, result),
-            Done::Removed(ids) => self.removed = ids,
+            Done::Removed(Ok(ids)) => self.removed = ids,
+            Done::Removed(Err(error)) => {
+                tracing::error!(thread = %self.key, %error, "input could not be taken out of the journal; it stays");
+                self.removed.clear();
+                self.journal.push(Op::Recover);
+            }
+            Done::Updated(id, Ok(())) => {
+                self.unwritten.take_if(|(unwritten, _)| *unwritten == id);
+            }
+            Done::Updated(id, Err(error)) => {
+                tracing::error!(thread = %self.key, signal = %id, %error, "a journal entry could not be rewritten");
+                self.unwritten = Some((id, error.into()));
+            }
             Done::Answer(Reply::Ids(reply, mut ids)) => {
                 // What turns out to have been placed before was not cancelled (R18, SIG-290).
                 let removed = std::mem::take(&mut self.removed);
                 ids.retain(|id| removed.contains(id));
                 Reply::Ids(reply, ids).send();
             }
+            Done::Answer(Reply::Promoted(reply, promoted)) => match self.unwritten.take() {
+                Some((id, error)) => {
+                    self.reread(id);
+                    let _ = reply.send(Err(error));
+                }
+                None => Reply::Promoted(reply, promoted).send(),
+            },
+            Done::Answer(Reply::Edited(reply, signal)) => match self.unwritten.take() {
+                Some((id, error)) => {
+                    self.reread(id);
+                    let _ = reply.send(Err(error));
+                }
+                None => Reply::Edited(reply, signal).send(),
+            },
             Done::Answer(reply) => reply.send(),
             Done::Quiet => {}
         }
+    }
+
+    /// The journal says what the entry is, since it could not be changed.
+    fn reread(&mut self, id: MessageId) {
+        self.feed(ThreadEvent::Reread { id });
+        self.journal.push(Op::Recover);
     }
 
     fn appended(
@@ -973,6 +1021,9 @@ impl Actor {
             None => None,
         };
         if let Some(owner) = elsewhere {
+            if self.epoch > 0 {
+                self.lose();
+            }
             let ids: Vec<MessageId> = entries.iter().map(|entry| entry.signal.id.clone()).collect();
             self.journal.push(Op::Remove { ids: ids.clone(), why: InboxEnd::Dropped });
             for id in ids {
@@ -1041,20 +1092,31 @@ impl Actor {
         }
     }
 
-    fn persisted(&mut self, message: &crate::message::StoredMessage, result: Result<(), StorageError>) {
-        let Some(write) = self.persists.remove(&message.id) else { return };
-        let written = result.is_ok();
+    fn persisted(&mut self, ticket: Ticket, message: &StoredMessage, result: Result<bool, StorageError>) {
+        let Some(write) = self.persists.remove(&ticket) else { return };
+        let written = result.as_ref().is_ok_and(|new| *new);
         if let Err(error) = &result {
             tracing::error!(thread = %self.key, %error, "a row could not be written");
         }
-        if let Some(Waiting::Persisted(reply)) = write.ticket.and_then(|ticket| self.replies.remove(&ticket)) {
-            let _ = reply.send(result.map_err(Error::from));
-        }
         if write.given_up {
-            let text = format!("no run could be started for signal {}; it is stored unanswered", message.id);
+            let what = match &result {
+                Ok(_) => "it is stored unanswered".to_owned(),
+                Err(error) if error.is_retryable() => {
+                    format!("it could not be stored either ({error}), and stays in the journal to be tried again later")
+                }
+                Err(error) => {
+                    self.journal.push(Op::Remove { ids: vec![message.id.clone()], why: InboxEnd::Dropped });
+                    format!("it cannot be stored either, and was dropped: {error}")
+                }
+            };
+            let text = format!("no run could be started for signal {}; {what}", message.id);
+            tracing::error!(thread = %self.key, text, "input was given up");
             let mut error = ErrorInfo::new("InputGivenUp", text);
             error.details = Some(serde_json::json!({ "signalId": message.id }));
             self.thread.log.push(Chunk::agent(&RunId::random(), Payload::Error { error }));
+        }
+        if let Some(Waiting::Persisted(reply)) = self.replies.remove(&ticket) {
+            let _ = reply.send(result.map(|_| ()).map_err(Error::from));
         }
         // The echo shows what a load would give (SIG-051), after the write and in order (SIG-341).
         if written

@@ -50,6 +50,10 @@ pub(crate) enum ThreadEvent {
     Crashed { run_id: RunId },
     /// The record that the run in the slot, about to be reported as ended, starts from could not be read for now.
     Deferred { run_id: RunId },
+    /// A waiting input could not be rewritten; it is read anew from the journal.
+    Reread { id: MessageId },
+    /// The thread belongs to another resource: what waits can never run.
+    Unownable,
     /// Another process owns the thread, or has owned it since: the journal is its, and so is `run_id`'s record.
     LeaseLost { run_id: Option<RunId> },
     /// Take back these.
@@ -304,6 +308,8 @@ impl ThreadMachine {
                     self.crashed.extend(std::mem::take(&mut slot.taken).into_keys());
                 }
             }
+            ThreadEvent::Reread { id } => drop(self.take_waiting(&id)),
+            ThreadEvent::Unownable => self.give_all_up(&mut effects),
             ThreadEvent::Deferred { run_id } => self.deferred = Some(run_id),
             ThreadEvent::Cancel { ticket, ids } => {
                 let removed: Vec<MessageId> = ids.into_iter().filter(|id| self.take_waiting(id).is_some()).collect();
@@ -989,6 +995,24 @@ impl ThreadMachine {
         }
     }
 
+    fn give_all_up(&mut self, effects: &mut Effects) {
+        let recovered = self.recovered.drain(..).map(|run| run.run_id);
+        self.ended.extend(recovered);
+        let (gone, pending): (Vec<Input>, VecDeque<Input>) = {
+            let (gone, pending): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut self.pending).into_iter().partition(|input| input.journaled);
+            (gone, pending.into())
+        };
+        self.pending = pending;
+        effects.extend(gone.into_iter().map(|input| ThreadEffect::GiveUp(Box::new(input))));
+        for turn in std::mem::take(&mut self.queue) {
+            match turn {
+                Turn::Input(input) if input.journaled => effects.push(ThreadEffect::GiveUp(Box::new(input))),
+                turn => self.queue.push_back(turn),
+            }
+        }
+    }
+
     fn rest(&mut self, attempts: u32, effects: &mut Effects) {
         self.resting = true;
         effects.push(ThreadEffect::RetryAfter { attempts });
@@ -1026,12 +1050,16 @@ impl ThreadMachine {
             }
             if input.entry.mode == InputMode::Queue { queue.push(input) } else { steer.push(input) }
         }
-        // What an earlier process accepted comes before what this one has.
-        for input in steer.into_iter().rev() {
-            self.pending.push_front(input);
+        // By its place: what an earlier process accepted comes before what this one has.
+        let before = |held: &Input, input: &Input| held.journaled && held.entry.position < input.entry.position;
+        for input in steer {
+            let at = self.pending.iter().rposition(|held| before(held, &input)).map_or(0, |at| at + 1);
+            self.pending.insert(at, input);
         }
-        for input in queue.into_iter().rev() {
-            self.queue.push_front(Turn::Input(input));
+        for input in queue {
+            let is_before = |turn: &Turn| matches!(turn, Turn::Input(held) if before(held, &input));
+            let at = self.queue.iter().rposition(is_before).map_or(0, |at| at + 1);
+            self.queue.insert(at, Turn::Input(input));
         }
     }
 
