@@ -16,7 +16,7 @@ use tokio::{
 
 use super::{
     hub::{ThreadRef, View},
-    input::{Input, Routed, Send as SendInput, Ticket},
+    input::{Input, Routed, Send as SendInput, Ticket, json_size},
     journal::{Done, EndedRun, Journal, Op, same_error},
     log::{DirectEnd, RunShared, StreamLog},
     machine::{
@@ -150,6 +150,8 @@ pub(crate) struct DirectRequest {
     /// Served before the queue (SIG-370).
     pub(crate) continuation: bool,
     pub(crate) streaming: bool,
+    /// What it takes of the limit of what waits, in bytes; counted by its thread.
+    pub(crate) size: usize,
 }
 
 /// What ties a run to its thread.
@@ -478,7 +480,16 @@ impl Actor {
         match letter {
             Letter::Send(send) => self.send(*send),
             Letter::Direct { request, reply } => {
-                if self.direct.len() >= INBOX_ENTRIES {
+                let mut request = request;
+                if !self.machine.is_idle() {
+                    let input = &request.input;
+                    request.size = json_size(&input.messages) + json_size(&request.options.to_stored());
+                    let results = input.tool_results.iter().map(|result| json_size(&result.result));
+                    request.size += results.sum::<usize>();
+                }
+                let waiting: usize = self.direct.values().map(|waiting| waiting.size).sum();
+                let too_much = !self.direct.is_empty() && waiting + request.size > INBOX_BYTES;
+                if self.direct.len() >= INBOX_ENTRIES || too_much {
                     let _ = reply.send(Err(Error::InputLimit(self.key.clone())));
                     return;
                 }

@@ -233,6 +233,8 @@ struct Accepting {
     action: Action,
     run_id: RunId,
     signal: Signal,
+    /// Once it is durable, it stops this run, and rolls it back if `true` (ruling 24).
+    stops: Option<(RunId, bool)>,
 }
 
 /// The thread.
@@ -496,6 +498,7 @@ impl ThreadMachine {
         let is_active = own == Some(true) || (own == Some(false) && by_run);
         let branch = if is_active { &active_attributes } else { &idle_attributes };
         input.entry.signal = input.entry.signal.with_branch(branch.as_ref());
+        input.measure();
         let settle = |action, run_id: Option<RunId>, signal: &Signal| {
             let routed = Routed { action, run_id, signal: signal.clone(), waiting_for: None };
             ThreadEffect::Routed { ticket, routed: Box::new(routed) }
@@ -557,7 +560,13 @@ impl ThreadMachine {
             Some(_) => (Action::Deliver, input.entry.run_id.clone()),
         };
         let signal = input.entry.signal.clone();
-        let accepting = Accepting { ticket, more: Vec::new(), action, run_id, signal };
+        let stops = match active {
+            ActiveBehavior::Interrupt | ActiveBehavior::Rollback if own == Some(true) && !queue => {
+                self.active_run().map(|run| (run.clone(), active == ActiveBehavior::Rollback))
+            }
+            _ => None,
+        };
+        let accepting = Accepting { ticket, more: Vec::new(), action, run_id, signal, stops };
         self.accepting.insert(input.id().clone(), accepting);
         let steers = own == Some(true) && !queue;
         if !steers {
@@ -574,10 +583,7 @@ impl ThreadMachine {
             self.queue.push_back(Turn::Input(input));
         } else {
             match active {
-                ActiveBehavior::Interrupt | ActiveBehavior::Rollback => {
-                    self.pending.push_front(input);
-                    self.stop_run(active == ActiveBehavior::Rollback, effects);
-                }
+                ActiveBehavior::Interrupt | ActiveBehavior::Rollback => self.pending.push_front(input),
                 _ => {
                     let slot = self.slot.as_mut().expect("an own run is active");
                     match &mut slot.source {
@@ -617,6 +623,8 @@ impl ThreadMachine {
 
     fn journaled(&mut self, id: &MessageId, result: Journal, effects: &mut Effects) {
         let accepting = self.accepting.shift_remove(id);
+        let durable = matches!(result, Journal::Appended { .. } | Journal::Known { waits: true, .. });
+        let stops = accepting.as_ref().and_then(|accepting| accepting.stops.clone()).filter(|_| durable);
         match result {
             Journal::Appended { position } => {
                 self.leased = true;
@@ -656,6 +664,12 @@ impl ThreadMachine {
                 }
             }
         }
+        if let Some((run_id, rollback)) = stops
+            && self.active_run() == Some(&run_id)
+            && self.pending.iter().any(|input| input.id() == id)
+        {
+            self.stop_run(rollback, effects);
+        }
         if let Some(ticket) = self.draining
             && let Some(run_id) = self.active_run().cloned()
         {
@@ -666,7 +680,7 @@ impl ThreadMachine {
 
     /// Tells all who have sent an input what became of it; `known` if it was accepted before.
     fn accepted(accepting: Option<Accepting>, known: Option<(Action, Option<RunId>)>, effects: &mut Effects) {
-        let Some(Accepting { ticket, more, action, run_id, signal }) = accepting else { return };
+        let Some(Accepting { ticket, more, action, run_id, signal, .. }) = accepting else { return };
         let (action, known_run) = known.unwrap_or((action, None));
         let run_id = Some(known_run.unwrap_or(run_id));
         let mut tell = |ticket, action| {
@@ -971,12 +985,21 @@ impl ThreadMachine {
         if !self.queued().any(|input| input.id() == id && input.journaled) {
             return effects.push(ThreadEffect::Refused { ticket, why: self.gone(id) });
         }
+        let bytes: usize = self.inputs().map(Input::size).sum();
         let Some(input) = self.input_mut(id) else { return };
+        let mut signal = input.entry.signal.clone();
         if let Some(contents) = contents {
-            input.entry.signal.contents = contents;
+            signal.contents = contents;
         }
         if let Some(attributes) = attributes {
-            input.entry.signal.attributes = Some(attributes);
+            signal.attributes = Some(attributes);
+        }
+        let (before, old) = (std::mem::replace(&mut input.entry.signal, signal), input.size());
+        input.measure();
+        if bytes - old + input.size() > INBOX_BYTES {
+            input.entry.signal = before;
+            input.measure();
+            return effects.push(ThreadEffect::Refused { ticket, why: Refusal::Limit });
         }
         rewrite(input, effects);
         effects.push(ThreadEffect::Edited { ticket, signal: Box::new(input.entry.signal.clone()) });
@@ -1051,7 +1074,7 @@ impl ThreadMachine {
             if input.entry.mode == InputMode::Queue { queue.push(input) } else { steer.push(input) }
         }
         // By its place: what an earlier process accepted comes before what this one has.
-        let before = |held: &Input, input: &Input| held.journaled && held.entry.position < input.entry.position;
+        let before = |held: &Input, input: &Input| held.journaled && held.entry.position <= input.entry.position;
         for input in steer {
             let at = self.pending.iter().rposition(|held| before(held, &input)).map_or(0, |at| at + 1);
             self.pending.insert(at, input);

@@ -4,16 +4,20 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bugle::{
-    Agent, ThreadKey,
+    Agent, Error, SignalInput, ThreadKey,
     json::{Value, json},
     memory::MemoryOptions,
     model::{Gate, LanguageModel, ModelError, ModelRequest, ModelResponse, Script, ScriptedModel},
-    storage::{Commit, Lease, LeaseClaim, MemoryStorage, NewThread, RunChange, RunRecord, RunStatus, SharedStorage},
+    runtime::{ActiveBehavior, CancelSelector, EditInput, IdleBehavior, Message, PromoteTo},
+    storage::{
+        Accept, Commit, InboxEntry, InputMode, Lease, LeaseClaim, MemoryStorage, NewThread, RunChange, RunRecord,
+        RunStatus, SharedStorage, StorageError,
+    },
 };
 
 use crate::{
     faulty::Faulty,
-    support::{World, agent, world_on},
+    support::{World, accepted, agent, message, world_on},
 };
 
 #[derive(Debug)]
@@ -82,7 +86,7 @@ async fn mem_054_a_run_whose_last_write_fails_for_good_is_not_revived() {
     let run = world.send("hi").await.run_id.unwrap();
     gate.reached().await;
     // All tries of the run, and the first ones of its thread.
-    store.fail("commit", 10);
+    store.fail("commit", 6);
     gate.open();
     watcher.until_end_of(&run).await;
     assert_eq!(world.storage.runs(&world.thread).await.unwrap().len(), 1, "not ended yet");
@@ -156,4 +160,90 @@ async fn sig_502_what_an_unregistered_agent_left_stays_for_a_process_that_has_it
     settle().await;
     assert!(with.storage.runs(&with.thread).await.unwrap().is_empty());
     assert_eq!(with.texts().await, ["a"]);
+}
+
+fn persists(world: &World) -> bugle::runtime::Target {
+    world.target_for(ActiveBehavior::Persist, IdleBehavior::Persist)
+}
+
+#[tokio::test(start_paused = true)]
+async fn sig_503_persists_of_one_id_settle_each_and_change_nothing() {
+    let model = ScriptedModel::new();
+    let store = Faulty::new();
+    let world = world_on(model.clone(), [agent("plain", &model)], store.clone()).await;
+    let hold = store.hold("commit");
+    let mut first = world.agent.send_message(persists(&world), message("one")).await.unwrap();
+    let mut second = world.agent.send_message(persists(&world), message("one")).await.unwrap();
+    let other = Message { id: Some("one".into()), ..Message::from("something else") };
+    let mut third = world.agent.send_message(persists(&world), other).await.unwrap();
+    hold.open();
+    first.persisted().await.unwrap();
+    second.persisted().await.unwrap();
+    let refused = third.persisted().await.unwrap_err();
+    assert!(matches!(refused, Error::Storage(StorageError::DifferentContent { .. })), "{refused:?}");
+    assert_eq!(world.texts().await, ["one"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ruling_3_a_persist_is_tried_again_while_the_store_is_away() {
+    let model = ScriptedModel::new();
+    let store = Faulty::new();
+    let world = world_on(model.clone(), [agent("plain", &model)], store.clone()).await;
+    store.fail("commit", 3);
+    let mut sent = world.agent.send_message(persists(&world), message("one")).await.unwrap();
+    sent.persisted().await.unwrap();
+    assert_eq!(world.texts().await, ["one"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sig_290_what_could_not_be_taken_back_is_not_reported_and_runs() {
+    let gate = Gate::new();
+    let model = ScriptedModel::with_responses([Script::new().text("a").gate(&gate), "b".into(), "c".into()]);
+    let store = Faulty::new();
+    let world = world_on(model.clone(), [agent("plain", &model)], store.clone()).await;
+    let mut watcher = world.watch().await;
+    world.send("hi").await;
+    gate.reached().await;
+    accepted(world.agent.queue_message(&world.thread, message("one")).await.unwrap()).await;
+    let two = accepted(world.agent.queue_message(&world.thread, message("two")).await.unwrap()).await;
+    store.fail("remove_inbox", 100);
+    let selector = CancelSelector::Signals(vec!["one".into()]);
+    assert!(world.agent.cancel_queued(&world.thread, selector.clone()).await.unwrap().is_empty());
+    store.fail("remove_inbox", 0);
+    store.fail("update_inbox", 100);
+    let edit = EditInput { contents: Some("changed".into()), attributes: None };
+    assert!(world.agent.edit_queued(&world.thread, &"two".into(), edit).await.is_err());
+    assert!(world.agent.promote_queued(&world.thread, &"two".into(), PromoteTo::Front).await.is_err());
+    assert_eq!(world.waiting().await, ["one", "two"].map(bugle::MessageId::from), "as they were");
+    store.fail("update_inbox", 0);
+    gate.open();
+    watcher.until_end_of(&two.run_id.unwrap()).await;
+    assert_eq!(world.texts().await, ["hi", "a", "one", "b", "two", "c"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sig_363_input_of_a_thread_that_went_to_another_resource_is_given_up_and_says_so() {
+    let model = ScriptedModel::new();
+    let storage = left("other", snapshot(0)).await;
+    let thread = ThreadKey::new("user", "thread");
+    // Accepted by a process that died; then the thread went to somebody else.
+    let signal = SignalInput { id: Some("one".into()), ..SignalInput::message("one") };
+    let entry = InboxEntry {
+        signal: signal.normalise(bugle::MessageId::fresh, Default::default()).unwrap(),
+        thread: thread.clone(),
+        agent_id: "plain".into(),
+        mode: InputMode::Queue,
+        run_id: "run".into(),
+        options: Value::Null,
+        queue_owner_id: None,
+        attempts: 0,
+        position: 0,
+    };
+    let accept = Accept { entries: vec![entry], thread: thread.clone(), claim: None, check_only: false };
+    storage.accept(accept).await.unwrap();
+    storage.transfer_thread("thread", "somebody").await.unwrap();
+    let world = world_on(model.clone(), [agent("plain", &model)], storage).await;
+    settle().await;
+    assert!(world.storage.inbox(&thread).await.unwrap().is_empty());
+    assert_eq!(model.requested(), 0);
 }
