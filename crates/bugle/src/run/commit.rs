@@ -37,6 +37,8 @@ pub(crate) struct Committer {
     /// Nobody but subscribers waits for the run, so that it can be left to another process.
     woken: bool,
     create: Option<NewThread>,
+    /// The store may hold a record of the run that has not ended.
+    open: bool,
 }
 
 struct Target {
@@ -69,7 +71,13 @@ impl Committer {
             stores,
             records: woken && stores,
             woken: woken && stores,
+            open: prepared.snapshot.is_some(),
         }
+    }
+
+    /// Whether the run's record is still to be ended.
+    pub(super) fn is_open(&self) -> bool {
+        self.open
     }
 
     /// Whether another process can go on with the run from its record.
@@ -92,7 +100,7 @@ impl Committer {
             ..NewThread::default()
         };
         let target = Some(Target { storage, clock, thread, epoch });
-        Self { target, run_id, agent_id, stores: true, records: woken, woken, create: Some(create) }
+        Self { target, run_id, agent_id, stores: true, records: woken, woken, create: Some(create), open: false }
     }
 
     /// Writes a step; the run goes on.
@@ -218,11 +226,14 @@ impl Committer {
 
     async fn write(&mut self, commit: Commit) -> Result<(), CommitError> {
         let Some(target) = &self.target else { return Ok(()) };
+        // A write that fails may have happened.
+        self.open |= matches!(commit.run, RunChange::Save(_));
         let mut waits = RETRIES.iter();
         loop {
             match target.storage.commit(commit.clone()).await {
                 Ok(()) => {
                     self.create = None;
+                    self.open &= !matches!(commit.run, RunChange::End { .. });
                     return Ok(());
                 }
                 Err(StorageError::StaleEpoch { .. }) => return Err(CommitError::Stale),

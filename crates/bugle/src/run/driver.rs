@@ -30,12 +30,13 @@ use crate::{
     },
     id::{MessageId, RunId},
     json::{Value, json},
-    message::{PromptOptions, StoredMessage, build_prompt_for, to_model_messages},
+    message::{ErrorPart, Part, PromptOptions, Role, StoredMessage, build_prompt_for, to_model_messages},
     model::ModelRequest,
     runtime::{Bugle, Inner, RunInput},
     scorer::ScorerInput,
     storage::InboxEntry,
-    thread::{DirectEnd, Input, Letter, RunShared, StreamLog, ThreadLink},
+    thread::{DirectEnd, Input, Leftover, Letter, RunShared, StreamLog, ThreadLink},
+    time::Timestamp,
     tool::{Written, WrittenWhat},
 };
 
@@ -124,7 +125,8 @@ pub(crate) async fn drive(seed: RunSeed) {
         log.end_run(&shared, Some(last), DirectEnd { replaces_last: false, chunks: direct });
     }
     if let Some(link) = link {
-        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry, fenced: false }).await;
+        let left = Leftover::Unknown;
+        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry, fenced: false, left }).await;
     }
 }
 
@@ -137,7 +139,13 @@ async fn drive_to_end(seed: RunSeed) {
     let prepared = Box::pin(prepare(&inner, agent, &options, kind, link.as_ref(), &run_id)).await;
     let mut prepared = match prepared {
         Ok(prepared) => prepared,
-        Err(error) => return fail_to_start(&shared, &log, link, output, &error, woken && !recorded).await,
+        Err(error) => {
+            let left = match (recorded, &link) {
+                (true, Some(link)) => left_unread(&error, link.now(&inner.clock)),
+                _ => Leftover::Nothing,
+            };
+            return fail_to_start(&shared, &log, link, output, &error, (woken && !recorded, left)).await;
+        }
     };
     let (writer, written) = mpsc::channel(WRITES);
     let settings = RunSettings {
@@ -585,7 +593,8 @@ impl Driver {
             let returned = std::mem::take(&mut self.in_hand);
             if let Some(link) = &self.link {
                 let fenced = self.shared.is_fenced();
-                link.tell(Letter::RunEnded { run_id, returned, failed_to_start: false, fenced }).await;
+                let left = Leftover::Nothing;
+                link.tell(Letter::RunEnded { run_id, returned, failed_to_start: false, fenced, left }).await;
             }
             return;
         };
@@ -653,7 +662,8 @@ impl Driver {
             let returned = std::mem::take(&mut self.in_hand);
             // What could not be placed is tried again, after a while if nothing of the run was (SIG-207, SIG-255).
             let failed_to_start = !returned.is_empty() && !self.committed;
-            link.tell(Letter::RunEnded { run_id, returned, failed_to_start, fenced: false }).await;
+            let left = if self.committer.is_open() { Leftover::Record(None) } else { Leftover::Nothing };
+            link.tell(Letter::RunEnded { run_id, returned, failed_to_start, fenced: false, left }).await;
         }
         if let Some(title) = title {
             let tasks = self.inner.hub.tasks.clone();
@@ -743,6 +753,21 @@ fn bare_finish(reason: FinishReason) -> StepFinishPayload {
     }
 }
 
+/// What becomes of a record that no run could go on from: nothing while the store is away, else it is ended, with the
+/// error for those who read the conversation.
+fn left_unread(error: &ErrorInfo, now: Timestamp) -> Leftover {
+    if error.name == "StorageError" {
+        return Leftover::Deferred;
+    }
+    let mut message = StoredMessage::text(MessageId::fresh(), Role::Assistant, "", now);
+    message.content.parts = vec![Part::Error(ErrorPart {
+        error: json!({ "name": error.name, "message": error.message }),
+        created_at: Some(now.as_millis()),
+        extra: Default::default(),
+    })];
+    Leftover::Record(Some(Box::new(message)))
+}
+
 /// The run could not begin; what waits for it is tried again by SIG-255.
 async fn fail_to_start(
     shared: &RunShared,
@@ -750,7 +775,7 @@ async fn fail_to_start(
     link: Option<ThreadLink>,
     output: Option<oneshot::Sender<RunOutput>>,
     error: &ErrorInfo,
-    retry: bool,
+    (retry, left): (bool, Leftover),
 ) {
     let run_id = shared.run_id.clone();
     let mut direct = failed_direct(&run_id, error);
@@ -760,7 +785,7 @@ async fn fail_to_start(
         let _ = output.send(RunOutput::failed(run_id.clone(), error.clone()));
     }
     if let Some(link) = link {
-        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry, fenced: false }).await;
+        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry, fenced: false, left }).await;
     }
 }
 

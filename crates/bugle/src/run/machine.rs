@@ -233,6 +233,8 @@ pub(crate) struct RunMachine {
     step_result: Option<StepResult>,
     /// The limit that cut the run, if its last step asked for more (LOOP-028).
     stop_cause: Option<String>,
+    /// How often the run was gone on with since it had finished this many steps.
+    recoveries: (u32, u32),
 }
 
 impl RunMachine {
@@ -270,6 +272,7 @@ impl RunMachine {
             sources: Vec::new(),
             step_result: None,
             stop_cause: None,
+            recoveries: (0, 0),
         }
     }
 
@@ -296,6 +299,7 @@ impl RunMachine {
         machine.consumed = snapshot.consumed.clone();
         machine.placed = machine.placed_before();
         machine.wake = snapshot.wake.clone();
+        machine.recoveries = (snapshot.recoveries, machine.step_count());
         machine
     }
 
@@ -330,6 +334,8 @@ impl RunMachine {
             consumed: self.consumed.clone(),
             wake: self.wake.clone(),
             own: self.transcript.own_ids(),
+            // A step that is finished did not kill its process.
+            recoveries: if self.step_count() > self.recoveries.1 { 0 } else { self.recoveries.0 },
             phase: if in_tools { SnapshotPhase::Tools } else { SnapshotPhase::Request },
             options: self.settings.stored_options.clone(),
         }

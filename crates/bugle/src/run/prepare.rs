@@ -18,10 +18,13 @@ use crate::{
     model::{PromptMessage, ResponseFormat, UserPart},
     runtime::{Inner, RunInput},
     scorer::TaskCompletion,
-    storage::{NewThread, SharedStorage},
+    storage::{Commit, NewThread, RunChange, RunRecord, SharedStorage},
     thread::ThreadLink,
     tool::Tool,
 };
+
+/// A run that has ended its process is gone on with this often; then it is given up.
+const RECOVERIES: u32 = 3;
 
 /// All that a run has resolved.
 pub(super) struct Prepared {
@@ -59,7 +62,22 @@ pub(super) async fn prepare(
     if matches!(kind, SeedKind::Recorded) {
         let record = storage.get_run(run_id).await.map_err(|error| storage_error(&error))?;
         let record = record.ok_or_else(|| ErrorInfo::new("RunGone", "the record of this run is gone"))?;
-        let found = read_snapshot(record.snapshot)?;
+        let mut found = read_snapshot(record.snapshot.clone())?;
+        if found.recoveries >= RECOVERIES {
+            let text = format!(
+                "run {run_id} was given up: the process that worked on it ended {} times in the same step",
+                found.recoveries + 1
+            );
+            return Err(ErrorInfo::new("RunGivenUp", text));
+        }
+        found.recoveries += 1;
+        if let Some(link) = link {
+            // Before anything of it runs: should it kill this process too, the next one knows.
+            let mut commit = Commit::new(link.key.clone(), link.epoch);
+            let snapshot = serde_json::to_value(&found).unwrap_or(record.snapshot.clone());
+            commit.run = RunChange::Save(RunRecord { snapshot, updated_at: inner.clock.now(), ..record });
+            storage.commit(commit).await.map_err(|error| storage_error(&error))?;
+        }
         options = RunOptions::from_stored(&found.options).over(agent.default_options());
         snapshot = Some(found);
     }

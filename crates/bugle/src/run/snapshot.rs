@@ -26,11 +26,19 @@ pub struct RunSnapshot {
     pub wake: Option<MessageId>,
     /// The run's stored messages.
     pub own: Vec<MessageId>,
+    /// How often a process went on with it since its last finished step, to die of it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub recoveries: u32,
     /// What it was about to do.
     pub phase: SnapshotPhase,
     /// Its options.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub options: Value,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// What a run was about to do when it was last committed.

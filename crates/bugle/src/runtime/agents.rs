@@ -280,6 +280,7 @@ impl AgentHandle {
             output: Some(output_sender),
             continuation,
             streaming,
+            size: 0,
         });
         let (reply, begun) = oneshot::channel();
         inner.hub.send(inner, thread, Letter::Direct { request, reply }).await?;

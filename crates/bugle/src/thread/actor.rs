@@ -16,12 +16,12 @@ use tokio::{
 
 use super::{
     hub::{ThreadRef, View},
-    input::{Input, Routed, Send as SendInput, Ticket},
-    journal::{Done, Journal, Op, same_error},
+    input::{Input, Routed, Send as SendInput, Ticket, json_size},
+    journal::{Done, EndedRun, Journal, Op, same_error},
     log::{DirectEnd, RunShared, StreamLog},
     machine::{
-        ClaimFailed, INBOX_ENTRIES, Journal as JournalAnswer, RecoveredRun, Refusal, RunSource, StartRun, ThreadEffect,
-        ThreadEvent, ThreadMachine,
+        ClaimFailed, INBOX_BYTES, INBOX_ENTRIES, Journal as JournalAnswer, RecoveredRun, Refusal, RunSource, StartRun,
+        ThreadEffect, ThreadEvent, ThreadMachine,
     },
     queue_events::QueueEvents,
     subscription::Subscription,
@@ -33,6 +33,7 @@ use crate::{
     },
     error::Error,
     id::{MessageId, RunId, ThreadKey},
+    message::StoredMessage,
     run::{RunOptions, RunOutput, RunSeed, SeedKind},
     runtime::{
         AbortOptions, ActiveBehavior, EditInput, IdleBehavior, Inner, Outcome, PendingInput, PromoteTo, Promoted,
@@ -67,6 +68,7 @@ pub(crate) enum Letter {
         failed_to_start: bool,
         /// The thread was not ours any more: what the run left is the new owner's.
         fenced: bool,
+        left: Leftover,
     },
     Cancel {
         ids: Vec<MessageId>,
@@ -109,6 +111,19 @@ pub(crate) enum Letter {
     },
 }
 
+/// What a run leaves in the store at its end, for its thread to settle.
+#[derive(Debug)]
+pub(crate) enum Leftover {
+    /// Nothing, or what the next owner goes on with.
+    Nothing,
+    /// Its record: to be ended, with this message for readers of the conversation.
+    Record(Option<Box<StoredMessage>>),
+    /// Nobody knows: the run panicked. The journal says what it had not placed.
+    Unknown,
+    /// Its record could not be read while the store was away: to be tried again.
+    Deferred,
+}
+
 /// Input on its way in.
 #[derive(Debug)]
 pub(crate) struct SendLetter {
@@ -135,6 +150,8 @@ pub(crate) struct DirectRequest {
     /// Served before the queue (SIG-370).
     pub(crate) continuation: bool,
     pub(crate) streaming: bool,
+    /// What it takes of the limit of what waits, in bytes; counted by its thread.
+    pub(crate) size: usize,
 }
 
 /// What ties a run to its thread.
@@ -249,18 +266,24 @@ struct Actor {
     clearing: bool,
     /// What the last removal took out of the journal.
     removed: Vec<MessageId>,
-    /// Persist writes in flight: the ticket of their `persisted`, and whether they echo.
-    persists: HashMap<MessageId, PersistWrite>,
+    /// The entry that the write just done should have rewritten.
+    unwritten: Option<(MessageId, Error)>,
+    /// Persist writes in flight, by the ticket of their `persisted`.
+    persists: HashMap<Ticket, PersistWrite>,
     epoch: u64,
     /// The lease was lost: once it is ours again, the journal is read anew.
     resync: bool,
     placed: Arc<AtomicI64>,
     retry_at: Option<Instant>,
+    /// Runs whose records are still to be ended; until then the thread is not idle, and nobody revives them.
+    unended: Vec<EndedRun>,
+    /// When to try that again.
+    end_at: Option<Instant>,
     recovering: Vec<oneshot::Sender<()>>,
 }
 
 struct PersistWrite {
-    ticket: Option<Ticket>,
+    size: usize,
     echo: Option<(String, Signal)>,
     given_up: bool,
 }
@@ -291,11 +314,14 @@ pub(super) async fn run(
         refused: HashMap::new(),
         clearing: false,
         removed: Vec::new(),
+        unwritten: None,
         persists: HashMap::new(),
         epoch: 0,
         resync: false,
         placed: Arc::default(),
         retry_at: None,
+        unended: Vec::new(),
+        end_at: None,
         recovering: Vec::new(),
         inner,
     };
@@ -304,11 +330,11 @@ pub(super) async fn run(
     // A watched thread keeps its actor, and forgets the runs that have ended long ago.
     let mut forgotten = false;
     let retired = loop {
-        if actor.epoch > 0 && actor.machine.is_idle() && actor.journal.is_idle() {
+        if actor.epoch > 0 && actor.is_idle() {
             // An idle thread is nobody's (SIG-405, SIG-452).
             actor.give_up_lease();
         }
-        let resting = actor.machine.is_idle() && actor.journal.is_idle();
+        let resting = actor.is_idle();
         if resting {
             renew_at = Instant::now() + renew_every;
         }
@@ -330,6 +356,7 @@ pub(super) async fn run(
             done = actor.journal.next() => Happened::Journal(done),
             () = actor.withdrawn.notified() => Happened::Withdrawn,
             () = sleep_until(actor.retry_at.unwrap_or_else(far)), if actor.retry_at.is_some() => Happened::Retry,
+            () = sleep_until(actor.end_at.unwrap_or_else(far)), if actor.end_at.is_some() => Happened::EndDue,
             () = sleep_until(renew_at), if !resting && actor.epoch > 0 => Happened::Renew,
             () = actor.thread.left.notified(), if resting => Happened::Left,
             () = sleep_until(idle_since.unwrap_or_else(far) + LINGER), if lingers => Happened::Idle,
@@ -342,6 +369,7 @@ pub(super) async fn run(
                 actor.retry_at = None;
                 actor.feed(ThreadEvent::RetryDue);
             }
+            Happened::EndDue => actor.end_records(),
             Happened::Renew => {
                 renew_at = Instant::now() + renew_every;
                 actor.journal.push(Op::Claim);
@@ -363,6 +391,7 @@ pub(super) async fn run(
     if !retired {
         actor.inner.hub.forget(&actor.key, &actor.thread);
         actor.journal.stop();
+        actor.end_records();
         if actor.epoch > 0 {
             // The next owner need not wait; what a run still writes here is refused once there is one (ruling 4).
             actor.journal.push(Op::Release);
@@ -380,9 +409,15 @@ enum Happened {
     Journal(Done),
     Withdrawn,
     Retry,
+    EndDue,
     Renew,
     Left,
     Idle,
+}
+
+/// The wait before another try to end a record.
+fn end_wait(tries: u32) -> Duration {
+    Duration::from_secs(1 << tries.saturating_sub(1).min(5))
 }
 
 fn far() -> Instant {
@@ -390,6 +425,51 @@ fn far() -> Instant {
 }
 
 impl Actor {
+    fn is_idle(&self) -> bool {
+        self.machine.is_idle() && self.journal.is_idle() && self.unended.is_empty()
+    }
+
+    /// Ends the record of a run that has ended without, so that no look at the store revives it.
+    fn end_record(&mut self, run_id: &RunId, message: Option<Box<StoredMessage>>) {
+        let last_event = self.thread.log.last_number();
+        self.unended.push(EndedRun { run_id: run_id.clone(), last_event, message, tries: 0 });
+        self.end_records();
+    }
+
+    fn end_records(&mut self) {
+        self.end_at = None;
+        if self.epoch == 0 {
+            // The records are the next owner's.
+            self.unended.clear();
+        }
+        for ended in &self.unended {
+            self.journal.push(Op::EndRun { epoch: self.epoch, ended: Box::new(ended.clone()) });
+        }
+    }
+
+    fn record_ended(&mut self, mut ended: EndedRun, result: Result<(), StorageError>) {
+        let Some(at) = self.unended.iter().position(|waiting| waiting.run_id == ended.run_id) else { return };
+        match result {
+            Ok(()) => drop(self.unended.swap_remove(at)),
+            Err(error @ StorageError::StaleEpoch { .. }) => {
+                tracing::warn!(thread = %self.key, run = %ended.run_id, %error, "the record of a run that has ended is another process's");
+                self.unended.swap_remove(at);
+            }
+            Err(error) => {
+                ended.tries += 1;
+                if !error.is_retryable() {
+                    // Perhaps there is no conversation any more that the message could be written into.
+                    self.unended[at].message = None;
+                }
+                let wait = end_wait(ended.tries);
+                tracing::error!(thread = %self.key, run = %ended.run_id, %error, ?wait, "a run has ended, but not its record; trying again");
+                self.unended[at].tries = ended.tries;
+                let due = Instant::now() + wait;
+                self.end_at = Some(self.end_at.map_or(due, |at| at.min(due)));
+            }
+        }
+    }
+
     fn ticket(&mut self, waiting: Waiting) -> Ticket {
         self.next_ticket += 1;
         self.replies.insert(self.next_ticket, waiting);
@@ -400,7 +480,16 @@ impl Actor {
         match letter {
             Letter::Send(send) => self.send(*send),
             Letter::Direct { request, reply } => {
-                if self.direct.len() >= INBOX_ENTRIES {
+                let mut request = request;
+                if !self.machine.is_idle() {
+                    let input = &request.input;
+                    request.size = json_size(&input.messages) + json_size(&request.options.to_stored());
+                    let results = input.tool_results.iter().map(|result| json_size(&result.result));
+                    request.size += results.sum::<usize>();
+                }
+                let waiting: usize = self.direct.values().map(|waiting| waiting.size).sum();
+                let too_much = !self.direct.is_empty() && waiting + request.size > INBOX_BYTES;
+                if self.direct.len() >= INBOX_ENTRIES || too_much {
                     let _ = reply.send(Err(Error::InputLimit(self.key.clone())));
                     return;
                 }
@@ -418,9 +507,19 @@ impl Actor {
                 let ticket = self.ticket(Waiting::Drain(reply));
                 self.feed(ThreadEvent::Drain { run_id, stopping, ticket });
             }
-            Letter::RunEnded { run_id, mut returned, failed_to_start, fenced } => {
+            Letter::RunEnded { run_id, mut returned, failed_to_start, fenced, left } => {
                 self.run = None;
                 self.inner.hub.run_ended(&run_id);
+                match left {
+                    Leftover::Nothing => {}
+                    Leftover::Record(message) => self.end_record(&run_id, message),
+                    Leftover::Unknown => {
+                        self.end_record(&run_id, None);
+                        self.feed(ThreadEvent::Crashed { run_id: run_id.clone() });
+                        self.journal.push(Op::Recover);
+                    }
+                    Leftover::Deferred => self.feed(ThreadEvent::Deferred { run_id: run_id.clone() }),
+                }
                 if fenced {
                     returned.clear();
                     self.epoch = 0;
@@ -515,7 +614,10 @@ impl Actor {
 
     fn recovered(&mut self, found: Result<(Vec<InboxEntry>, Vec<RunRecord>), StorageError>) {
         match found {
-            Ok((entries, runs)) => {
+            Ok((mut entries, mut runs)) => {
+                // What an agent left that is not registered now stays in the store for a process that has it.
+                entries.retain(|entry| self.is_registered(&entry.agent_id));
+                runs.retain(|run| self.is_registered(&run.agent_id));
                 let inputs = entries.into_iter().map(Input::of_journal);
                 let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
                 let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
@@ -527,6 +629,18 @@ impl Actor {
         for reply in std::mem::take(&mut self.recovering) {
             let _ = reply.send(());
         }
+    }
+
+    fn is_registered(&self, agent_id: &str) -> bool {
+        let registered = self.inner.agent_by_id(agent_id).is_some();
+        if !registered && self.inner.hub.misses(agent_id) {
+            tracing::error!(
+                thread = %self.key,
+                agent = agent_id,
+                "an earlier process left work of an agent that is not registered; register it to go on with that"
+            );
+        }
+        registered
     }
 
     fn feed(&mut self, event: ThreadEvent) {
@@ -742,16 +856,25 @@ impl Actor {
             }
             return;
         }
+        let size = input.size();
+        let waiting: usize = self.persists.values().map(|write| write.size).sum();
+        if self.persists.len() >= INBOX_ENTRIES || waiting + size > INBOX_BYTES {
+            if let Some(Waiting::Persisted(reply)) = self.replies.remove(&ticket) {
+                let _ = reply.send(Err(Error::InputLimit(self.key.clone())));
+            }
+            return;
+        }
         let echo = echo.then(|| (input.entry.agent_id.clone(), input.entry.signal.clone()));
-        self.write_row(input.entry.signal, PersistWrite { ticket: Some(ticket), echo, given_up: false });
+        self.write_row(ticket, input.entry.signal, PersistWrite { size, echo, given_up: false });
     }
 
     fn give_up(&mut self, input: Input) {
-        tracing::error!(thread = %self.key, signal = %input.id(), "no run could be started for this input; it is stored unanswered");
-        self.write_row(input.entry.signal, PersistWrite { ticket: None, echo: None, given_up: true });
+        let size = input.size();
+        self.next_ticket += 1;
+        self.write_row(self.next_ticket, input.entry.signal, PersistWrite { size, echo: None, given_up: true });
     }
 
-    fn write_row(&mut self, signal: Signal, write: PersistWrite) {
+    fn write_row(&mut self, ticket: Ticket, signal: Signal, write: PersistWrite) {
         let placed_at = next_time(&self.placed, self.inner.clock.now());
         let message = Box::new(signal.to_stored(Some(&self.key), placed_at));
         let create = self.key.resource_id.as_deref().map(|resource| NewThread {
@@ -761,8 +884,8 @@ impl Actor {
         });
         let epoch = (self.epoch > 0).then_some(self.epoch);
         let consumes = write.given_up;
-        self.persists.insert(message.id.clone(), write);
-        self.journal.push(Op::Persist { message, create, epoch, consumes });
+        self.persists.insert(ticket, write);
+        self.journal.push(Op::Persist { ticket, message, create, epoch, consumes });
     }
 
     fn start_run(&mut self, start: StartRun) {
@@ -797,6 +920,7 @@ impl Actor {
         };
         let Some(agent) = agent else {
             tracing::error!(thread = %self.key, agent = agent_id, "the agent of this input is not registered");
+            // Its record and its input stay as they are; the next start with the agent goes on with them.
             let error = ErrorInfo::new("UnknownAgent", format!("Agent with id {agent_id} not found"));
             self.thread.log.push(Chunk::agent(&run_id, Payload::Error { error }));
             return self.feed(ThreadEvent::RunEnded { run_id, returned: Vec::new(), failed_to_start: true });
@@ -804,6 +928,8 @@ impl Actor {
         if aborted {
             shared.stop(rollback);
         }
+        // A run of the same input writes the same record, and ends it.
+        self.unended.retain(|ended| ended.run_id != run_id);
         self.inner.hub.run_started(&run_id, &self.key);
         self.run = Some(LiveRun { shared: shared.clone(), nudge, options: options.clone() });
         let seed = RunSeed {
@@ -824,26 +950,63 @@ impl Actor {
         match done {
             Done::Appended { entries, result } => self.appended(entries, result),
             Done::Claimed(result) => {
+                if let Err(error @ StorageError::ThreadOwnership { .. }) = &result {
+                    tracing::error!(thread = %self.key, %error, "what waits for this thread can never have it");
+                    self.feed(ThreadEvent::Unownable);
+                }
                 let held = self.lease(result.map_err(Error::from));
                 self.feed(ThreadEvent::Claimed(if held { Ok(()) } else { Err(ClaimFailed) }));
             }
-            Done::Persisted { message, epoch, result } => {
+            Done::Persisted { ticket, message, epoch, result } => {
                 if let Some(epoch) = epoch {
                     self.own(epoch);
                 }
-                self.persisted(&message, result);
+                self.persisted(ticket, &message, result);
             }
             Done::Recovered(found) => self.recovered(found),
-            Done::Removed(ids) => self.removed = ids,
+            Done::RunClosed { ended, result } => self.record_ended(*ended, result),
+            Done::Removed(Ok(ids)) => self.removed = ids,
+            Done::Removed(Err(error)) => {
+                tracing::error!(thread = %self.key, %error, "input could not be taken out of the journal; it stays");
+                self.removed.clear();
+                self.journal.push(Op::Recover);
+            }
+            Done::Updated(id, Ok(())) => {
+                self.unwritten.take_if(|(unwritten, _)| *unwritten == id);
+            }
+            Done::Updated(id, Err(error)) => {
+                tracing::error!(thread = %self.key, signal = %id, %error, "a journal entry could not be rewritten");
+                self.unwritten = Some((id, error.into()));
+            }
             Done::Answer(Reply::Ids(reply, mut ids)) => {
                 // What turns out to have been placed before was not cancelled (R18, SIG-290).
                 let removed = std::mem::take(&mut self.removed);
                 ids.retain(|id| removed.contains(id));
                 Reply::Ids(reply, ids).send();
             }
+            Done::Answer(Reply::Promoted(reply, promoted)) => match self.unwritten.take() {
+                Some((id, error)) => {
+                    self.reread(id);
+                    let _ = reply.send(Err(error));
+                }
+                None => Reply::Promoted(reply, promoted).send(),
+            },
+            Done::Answer(Reply::Edited(reply, signal)) => match self.unwritten.take() {
+                Some((id, error)) => {
+                    self.reread(id);
+                    let _ = reply.send(Err(error));
+                }
+                None => Reply::Edited(reply, signal).send(),
+            },
             Done::Answer(reply) => reply.send(),
             Done::Quiet => {}
         }
+    }
+
+    /// The journal says what the entry is, since it could not be changed.
+    fn reread(&mut self, id: MessageId) {
+        self.feed(ThreadEvent::Reread { id });
+        self.journal.push(Op::Recover);
     }
 
     fn appended(
@@ -876,6 +1039,9 @@ impl Actor {
             None => None,
         };
         if let Some(owner) = elsewhere {
+            if self.epoch > 0 {
+                self.lose();
+            }
             let ids: Vec<MessageId> = entries.iter().map(|entry| entry.signal.id.clone()).collect();
             self.journal.push(Op::Remove { ids: ids.clone(), why: InboxEnd::Dropped });
             for id in ids {
@@ -944,20 +1110,31 @@ impl Actor {
         }
     }
 
-    fn persisted(&mut self, message: &crate::message::StoredMessage, result: Result<(), StorageError>) {
-        let Some(write) = self.persists.remove(&message.id) else { return };
-        let written = result.is_ok();
+    fn persisted(&mut self, ticket: Ticket, message: &StoredMessage, result: Result<bool, StorageError>) {
+        let Some(write) = self.persists.remove(&ticket) else { return };
+        let written = result.as_ref().is_ok_and(|new| *new);
         if let Err(error) = &result {
             tracing::error!(thread = %self.key, %error, "a row could not be written");
         }
-        if let Some(Waiting::Persisted(reply)) = write.ticket.and_then(|ticket| self.replies.remove(&ticket)) {
-            let _ = reply.send(result.map_err(Error::from));
-        }
         if write.given_up {
-            let text = format!("no run could be started for signal {}; it is stored unanswered", message.id);
+            let what = match &result {
+                Ok(_) => "it is stored unanswered".to_owned(),
+                Err(error) if error.is_retryable() => {
+                    format!("it could not be stored either ({error}), and stays in the journal to be tried again later")
+                }
+                Err(error) => {
+                    self.journal.push(Op::Remove { ids: vec![message.id.clone()], why: InboxEnd::Dropped });
+                    format!("it cannot be stored either, and was dropped: {error}")
+                }
+            };
+            let text = format!("no run could be started for signal {}; {what}", message.id);
+            tracing::error!(thread = %self.key, text, "input was given up");
             let mut error = ErrorInfo::new("InputGivenUp", text);
             error.details = Some(serde_json::json!({ "signalId": message.id }));
             self.thread.log.push(Chunk::agent(&RunId::random(), Payload::Error { error }));
+        }
+        if let Some(Waiting::Persisted(reply)) = self.replies.remove(&ticket) {
+            let _ = reply.send(result.map(|_| ()).map_err(Error::from));
         }
         // The echo shows what a load would give (SIG-051), after the write and in order (SIG-341).
         if written

@@ -1,6 +1,9 @@
 //! Finds, and makes, the actor of a thread.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -19,11 +22,16 @@ use crate::{
 /// Letters that wait for an actor at most; past it, senders wait.
 pub(super) const MAILBOX: usize = 1024;
 
+/// Missing agents that are told of at most.
+const MISSING: usize = 1000;
+
 /// All threads that are not idle.
 #[derive(Debug, Default)]
 pub(crate) struct Hub {
     threads: Mutex<HashMap<ThreadKey, ThreadRef>>,
     runs: Mutex<HashMap<RunId, ThreadKey>>,
+    /// Agents that are not registered, but have left work: those that were told of.
+    missing: Mutex<HashSet<String>>,
     /// Every task of the runtime: actors and runs.
     pub(crate) tasks: TaskTracker,
     /// Fires when the runtime ends.
@@ -149,6 +157,12 @@ impl Hub {
 
     pub(super) fn run_ended(&self, run_id: &RunId) {
         self.runs.lock().remove(run_id);
+    }
+
+    /// An agent that left work is not registered; `true` the first time, to log it once.
+    pub(super) fn misses(&self, agent_id: &str) -> bool {
+        let mut missing = self.missing.lock();
+        missing.len() < MISSING && missing.insert(agent_id.to_owned())
     }
 
     /// The thread of a live run.

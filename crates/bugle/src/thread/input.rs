@@ -27,11 +27,15 @@ pub(crate) struct Input {
     pub(crate) joined: bool,
     /// It was changed before the journal had answered; its entry is rewritten then.
     pub(crate) rewrite: bool,
+    size: usize,
 }
 
 impl Input {
     pub(crate) fn new(entry: InboxEntry, options: RunOptions, own_options: bool) -> Self {
-        Self { entry, options: Arc::new(options), own_options, journaled: false, joined: false, rewrite: false }
+        let options = Arc::new(options);
+        let mut input = Self { entry, options, own_options, journaled: false, joined: false, rewrite: false, size: 0 };
+        input.measure();
+        input
     }
 
     /// What the journal holds of an input; which run it was to join has gone.
@@ -47,19 +51,32 @@ impl Input {
 
     /// What it takes of the inbox's limit, in bytes, about.
     pub(crate) fn size(&self) -> usize {
-        use crate::signal::{ContentPart, Contents};
-        let contents = match &self.entry.signal.contents {
-            Contents::Text(text) => text.len(),
-            Contents::Parts(parts) => parts
-                .iter()
-                .map(|part| match part {
-                    ContentPart::Text { text, .. } => text.len(),
-                    ContentPart::File { data, .. } => data.len(),
-                })
-                .sum(),
-        };
-        contents + 256
+        self.size
     }
+
+    /// Counts its size anew, after a change: all of its entry.
+    pub(crate) fn measure(&mut self) {
+        self.size = json_size(&self.entry);
+    }
+}
+
+/// How long the value is as JSON, in bytes.
+pub(super) fn json_size(value: &impl serde::Serialize) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // Counting does not fail, and what cannot be written as JSON is never accepted.
+    let _ = serde_json::to_writer(&mut count, value);
+    count.0
 }
 
 /// A wish to hand input to the thread.

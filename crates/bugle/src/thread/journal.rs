@@ -2,14 +2,15 @@
 
 use std::{collections::VecDeque, future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use super::actor::Reply;
+use super::{actor::Reply, input::Ticket};
 use crate::{
     error::Error,
-    id::{MessageId, ThreadKey},
+    id::{MessageId, RunId, ThreadKey},
     message::StoredMessage,
+    signal::Signal,
     storage::{
-        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, RunRecord, SharedStorage,
-        Storage, StorageError,
+        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunRecord,
+        SharedStorage, Storage, StorageError, rules,
     },
 };
 
@@ -33,7 +34,13 @@ pub(super) enum Op {
     /// Claim the lease only, after checking who owns the thread.
     Claim,
     /// Claim, then write a row that no run takes in (ruling 32).
-    Persist { message: Box<StoredMessage>, create: Option<NewThread>, epoch: Option<u64>, consumes: bool },
+    Persist {
+        ticket: Ticket,
+        message: Box<StoredMessage>,
+        create: Option<NewThread>,
+        epoch: Option<u64>,
+        consumes: bool,
+    },
     /// Take entries out.
     Remove { ids: Vec<MessageId>, why: InboxEnd },
     /// Rewrite an entry.
@@ -42,8 +49,21 @@ pub(super) enum Op {
     Answer(Reply),
     /// Read what an earlier process left (SIG-502).
     Recover,
+    /// End the record of a run that could not do so itself.
+    EndRun { epoch: u64, ended: Box<EndedRun> },
     /// Give the lease up.
     Release,
+}
+
+/// A run that is over, whose record is still to be ended.
+#[derive(Debug, Clone)]
+pub(super) struct EndedRun {
+    pub(super) run_id: RunId,
+    pub(super) last_event: u64,
+    /// What tells readers of the conversation why.
+    pub(super) message: Option<Box<StoredMessage>>,
+    /// Tries that failed.
+    pub(super) tries: u32,
 }
 
 /// What a write gave.
@@ -55,13 +75,21 @@ pub(super) enum Done {
     },
     Claimed(Result<Lease, StorageError>),
     Persisted {
+        ticket: Ticket,
         message: Box<StoredMessage>,
         epoch: Option<u64>,
-        result: Result<(), StorageError>,
+        /// Whether it was written now; `false` if the same row was there (SIG-503).
+        result: Result<bool, StorageError>,
     },
     Recovered(Result<(Vec<InboxEntry>, Vec<RunRecord>), StorageError>),
-    /// These were in the journal, and no run had placed them.
-    Removed(Vec<MessageId>),
+    /// These were in the journal, and no run had placed them. A removal that failed has removed nothing.
+    Removed(Result<Vec<MessageId>, StorageError>),
+    /// An entry was rewritten, or is as it was.
+    Updated(MessageId, Result<(), StorageError>),
+    RunClosed {
+        ended: Box<EndedRun>,
+        result: Result<(), StorageError>,
+    },
     Answer(Reply),
     Quiet,
 }
@@ -144,10 +172,10 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
         Op::Append(entries) => {
             let accept =
                 Accept { entries: entries.clone(), thread, claim: Some(claim), check_only: false, create_thread };
-            Done::Appended { entries, result: accept_patiently(&*storage, accept).await }
+            Done::Appended { entries, result: patiently(|| storage.accept(accept.clone())).await }
         }
         Op::Claim => Done::Claimed(claim_only(&*storage, &thread, claim).await),
-        Op::Persist { message, create, epoch, consumes } => {
+        Op::Persist { ticket, message, create, epoch, consumes } => {
             let mut commit = Commit::new(thread, 0);
             commit.create_thread = create;
             commit.messages = vec![(*message).clone()];
@@ -155,25 +183,24 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
                 commit.consumed = vec![message.id.clone()];
             }
             let (epoch, result) = persist(&*storage, claim, epoch, commit).await;
-            Done::Persisted { message, epoch, result }
+            Done::Persisted { ticket, message, epoch, result }
         }
-        Op::Remove { ids, why } => Done::Removed(match storage.remove_inbox(&thread, &ids, why).await {
-            Ok(removed) => removed,
-            Err(error) => {
-                tracing::error!(%thread, %error, "cancelled input could not be taken out of the journal");
-                ids
-            }
-        }),
+        Op::Remove { ids, why } => Done::Removed(patiently(|| storage.remove_inbox(&thread, &ids, why)).await),
         Op::Update(entry) => {
-            if let Err(error) = storage.update_inbox(*entry).await {
-                tracing::error!(%thread, %error, "a journal entry could not be rewritten");
-            }
-            Done::Quiet
+            let updated = patiently(|| storage.update_inbox((*entry).clone())).await;
+            // One that is gone was placed meanwhile.
+            Done::Updated(entry.signal.id, updated.map(|_| ()))
         }
         Op::Answer(reply) => Done::Answer(reply),
         Op::Recover => {
             let found = async { Ok((storage.inbox(&thread).await?, storage.runs(&thread).await?)) };
             Done::Recovered(found.await)
+        }
+        Op::EndRun { epoch, ended } => {
+            let mut commit = Commit::new(thread, epoch);
+            commit.messages = ended.message.iter().map(|message| (**message).clone()).collect();
+            commit.run = RunChange::End { run_id: ended.run_id.clone(), last_event: ended.last_event };
+            Done::RunClosed { result: storage.commit(commit).await, ended }
         }
         Op::Release => {
             if let Err(error) = storage.release_lease(&thread, &claim.owner).await {
@@ -184,11 +211,14 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
     }
 }
 
-/// Tries for about 2 s while the store is away; afterwards the sender is told, and nothing is retained (ruling 3).
-async fn accept_patiently(storage: &dyn Storage, accept: Accept) -> Result<Accepted, StorageError> {
+/// Tries for about 2 s while the store is away; afterwards who waits is told, and nothing is retained (ruling 3).
+async fn patiently<T, F>(write: impl Fn() -> F) -> Result<T, StorageError>
+where
+    F: Future<Output = Result<T, StorageError>>,
+{
     let mut waits = ACCEPT_RETRIES.iter();
     loop {
-        match storage.accept(accept.clone()).await {
+        match write().await {
             Err(error) if error.is_retryable() => match waits.next() {
                 Some(wait) => tokio::time::sleep(*wait).await,
                 None => return Err(error),
@@ -218,10 +248,10 @@ async fn persist(
     claim: LeaseClaim,
     epoch: Option<u64>,
     mut commit: Commit,
-) -> (Option<u64>, Result<(), StorageError>) {
+) -> (Option<u64>, Result<bool, StorageError>) {
     commit.epoch = match epoch {
         Some(epoch) => epoch,
-        None => match claim_only(storage, &commit.thread, claim).await {
+        None => match patiently(|| claim_only(storage, &commit.thread, claim.clone())).await {
             Ok(Lease::Held { epoch }) => epoch,
             Ok(Lease::HeldBy { owner }) => {
                 let message = format!("thread {} is owned by another process, {owner}", commit.thread);
@@ -230,7 +260,28 @@ async fn persist(
             Err(error) => return (None, Err(error)),
         },
     };
-    (Some(commit.epoch), storage.commit(commit).await)
+    (Some(commit.epoch), write_new(storage, commit).await)
+}
+
+/// Writes a row under an id that is new, or was used for the same (SIG-503).
+async fn write_new(storage: &dyn Storage, commit: Commit) -> Result<bool, StorageError> {
+    if commit.consumed.is_empty()
+        && let Some(message) = commit.messages.first()
+    {
+        let ids = [message.id.clone()];
+        let known = patiently(|| storage.get_messages(&ids)).await?;
+        if let Some(known) = known.first() {
+            let here = known.thread_id.as_deref() == Some(&*commit.thread.thread_id);
+            let same = Signal::from_stored(message).is_some_and(|signal| rules::message_holds(known, &signal));
+            return if here && same {
+                Ok(false)
+            } else {
+                Err(StorageError::DifferentContent { id: message.id.clone() })
+            };
+        }
+    }
+    patiently(|| storage.commit(commit.clone())).await?;
+    Ok(true)
 }
 
 /// The same error for another caller; the cause stays with the first.

@@ -46,6 +46,14 @@ pub(crate) enum ThreadEvent {
     Drain { run_id: RunId, stopping: bool, ticket: Ticket },
     /// A run has ended; `returned` was taken but not placed.
     RunEnded { run_id: RunId, returned: Vec<Input>, failed_to_start: bool },
+    /// The run in the slot, about to be reported as ended, panicked: what it took is read anew from the journal.
+    Crashed { run_id: RunId },
+    /// The record that the run in the slot, about to be reported as ended, starts from could not be read for now.
+    Deferred { run_id: RunId },
+    /// A waiting input could not be rewritten; it is read anew from the journal.
+    Reread { id: MessageId },
+    /// The thread belongs to another resource: what waits can never run.
+    Unownable,
     /// Another process owns the thread, or has owned it since: the journal is its, and so is `run_id`'s record.
     LeaseLost { run_id: Option<RunId> },
     /// Take back these.
@@ -225,6 +233,8 @@ struct Accepting {
     action: Action,
     run_id: RunId,
     signal: Signal,
+    /// Once it is durable, it stops this run, and rolls it back if `true` (ruling 24).
+    stops: Option<(RunId, bool)>,
 }
 
 /// The thread.
@@ -249,6 +259,10 @@ pub(crate) struct ThreadMachine {
     ended: VecDeque<RunId>,
     /// The run in the slot is at its end because the thread was lost; its record is to be gone on with.
     fenced: Option<RunId>,
+    /// What runs that panicked had taken: counted as failed starts when the journal still has it.
+    crashed: Vec<MessageId>,
+    /// The record of the run in the slot is to be tried again.
+    deferred: Option<RunId>,
     /// The process drains: nothing is started, all stays for the next owner (CLI-072).
     held: bool,
 }
@@ -291,6 +305,14 @@ impl ThreadMachine {
             ThreadEvent::RunEnded { run_id, returned, failed_to_start } => {
                 self.run_ended(&run_id, returned, failed_to_start, &mut effects);
             }
+            ThreadEvent::Crashed { run_id } => {
+                if let Some(slot) = self.slot.as_mut().filter(|slot| slot.run_id == run_id) {
+                    self.crashed.extend(std::mem::take(&mut slot.taken).into_keys());
+                }
+            }
+            ThreadEvent::Reread { id } => drop(self.take_waiting(&id)),
+            ThreadEvent::Unownable => self.give_all_up(&mut effects),
+            ThreadEvent::Deferred { run_id } => self.deferred = Some(run_id),
             ThreadEvent::Cancel { ticket, ids } => {
                 let removed: Vec<MessageId> = ids.into_iter().filter(|id| self.take_waiting(id).is_some()).collect();
                 self.removed(ticket, removed, &mut effects);
@@ -310,7 +332,7 @@ impl ThreadMachine {
             ThreadEvent::Edit { ticket, id, contents, attributes } => {
                 self.edit(ticket, &id, contents, attributes, &mut effects);
             }
-            ThreadEvent::Recovered { inputs, runs } => self.recover(inputs, runs),
+            ThreadEvent::Recovered { inputs, runs } => self.recover(inputs, runs, &mut effects),
             ThreadEvent::RetryDue => self.resting = false,
         }
         self.start_next(&mut effects);
@@ -476,6 +498,7 @@ impl ThreadMachine {
         let is_active = own == Some(true) || (own == Some(false) && by_run);
         let branch = if is_active { &active_attributes } else { &idle_attributes };
         input.entry.signal = input.entry.signal.with_branch(branch.as_ref());
+        input.measure();
         let settle = |action, run_id: Option<RunId>, signal: &Signal| {
             let routed = Routed { action, run_id, signal: signal.clone(), waiting_for: None };
             ThreadEffect::Routed { ticket, routed: Box::new(routed) }
@@ -537,7 +560,13 @@ impl ThreadMachine {
             Some(_) => (Action::Deliver, input.entry.run_id.clone()),
         };
         let signal = input.entry.signal.clone();
-        let accepting = Accepting { ticket, more: Vec::new(), action, run_id, signal };
+        let stops = match active {
+            ActiveBehavior::Interrupt | ActiveBehavior::Rollback if own == Some(true) && !queue => {
+                self.active_run().map(|run| (run.clone(), active == ActiveBehavior::Rollback))
+            }
+            _ => None,
+        };
+        let accepting = Accepting { ticket, more: Vec::new(), action, run_id, signal, stops };
         self.accepting.insert(input.id().clone(), accepting);
         let steers = own == Some(true) && !queue;
         if !steers {
@@ -554,10 +583,7 @@ impl ThreadMachine {
             self.queue.push_back(Turn::Input(input));
         } else {
             match active {
-                ActiveBehavior::Interrupt | ActiveBehavior::Rollback => {
-                    self.pending.push_front(input);
-                    self.stop_run(active == ActiveBehavior::Rollback, effects);
-                }
+                ActiveBehavior::Interrupt | ActiveBehavior::Rollback => self.pending.push_front(input),
                 _ => {
                     let slot = self.slot.as_mut().expect("an own run is active");
                     match &mut slot.source {
@@ -597,6 +623,8 @@ impl ThreadMachine {
 
     fn journaled(&mut self, id: &MessageId, result: Journal, effects: &mut Effects) {
         let accepting = self.accepting.shift_remove(id);
+        let durable = matches!(result, Journal::Appended { .. } | Journal::Known { waits: true, .. });
+        let stops = accepting.as_ref().and_then(|accepting| accepting.stops.clone()).filter(|_| durable);
         match result {
             Journal::Appended { position } => {
                 self.leased = true;
@@ -636,6 +664,12 @@ impl ThreadMachine {
                 }
             }
         }
+        if let Some((run_id, rollback)) = stops
+            && self.active_run() == Some(&run_id)
+            && self.pending.iter().any(|input| input.id() == id)
+        {
+            self.stop_run(rollback, effects);
+        }
         if let Some(ticket) = self.draining
             && let Some(run_id) = self.active_run().cloned()
         {
@@ -646,7 +680,7 @@ impl ThreadMachine {
 
     /// Tells all who have sent an input what became of it; `known` if it was accepted before.
     fn accepted(accepting: Option<Accepting>, known: Option<(Action, Option<RunId>)>, effects: &mut Effects) {
-        let Some(Accepting { ticket, more, action, run_id, signal }) = accepting else { return };
+        let Some(Accepting { ticket, more, action, run_id, signal, .. }) = accepting else { return };
         let (action, known_run) = known.unwrap_or((action, None));
         let run_id = Some(known_run.unwrap_or(run_id));
         let mut tell = |ticket, action| {
@@ -810,8 +844,15 @@ impl ThreadMachine {
         let gone = slot.taken.into_keys().filter(|id| returned.iter().all(|input| input.id() != id));
         self.taken.extend(gone.map(|id| (id, slot.run_id.clone())));
         self.taken.drain(..self.taken.len().saturating_sub(TAKEN));
-        if self.fenced.take().as_ref() != Some(&slot.run_id) {
+        if self.deferred.take().as_ref() == Some(&slot.run_id) {
+            self.recovered.push_front(RecoveredRun { run_id: slot.run_id, agent_id: slot.agent_id });
+            self.rest(START_ATTEMPTS, effects);
+        } else if self.fenced.take().as_ref() != Some(&slot.run_id) {
             self.ended.push_back(slot.run_id);
+        }
+        if !self.crashed.is_empty() {
+            // Until the journal has been read.
+            self.rest(1, effects);
         }
         if self.ended.len() > ENDED {
             self.ended.pop_front();
@@ -944,12 +985,21 @@ impl ThreadMachine {
         if !self.queued().any(|input| input.id() == id && input.journaled) {
             return effects.push(ThreadEffect::Refused { ticket, why: self.gone(id) });
         }
+        let bytes: usize = self.inputs().map(Input::size).sum();
         let Some(input) = self.input_mut(id) else { return };
+        let mut signal = input.entry.signal.clone();
         if let Some(contents) = contents {
-            input.entry.signal.contents = contents;
+            signal.contents = contents;
         }
         if let Some(attributes) = attributes {
-            input.entry.signal.attributes = Some(attributes);
+            signal.attributes = Some(attributes);
+        }
+        let (before, old) = (std::mem::replace(&mut input.entry.signal, signal), input.size());
+        input.measure();
+        if bytes - old + input.size() > INBOX_BYTES {
+            input.entry.signal = before;
+            input.measure();
+            return effects.push(ThreadEffect::Refused { ticket, why: Refusal::Limit });
         }
         rewrite(input, effects);
         effects.push(ThreadEffect::Edited { ticket, signal: Box::new(input.entry.signal.clone()) });
@@ -968,7 +1018,31 @@ impl ThreadMachine {
         }
     }
 
-    fn recover(&mut self, inputs: Vec<Input>, runs: Vec<RecoveredRun>) {
+    fn give_all_up(&mut self, effects: &mut Effects) {
+        let recovered = self.recovered.drain(..).map(|run| run.run_id);
+        self.ended.extend(recovered);
+        let (gone, pending): (Vec<Input>, VecDeque<Input>) = {
+            let (gone, pending): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut self.pending).into_iter().partition(|input| input.journaled);
+            (gone, pending.into())
+        };
+        self.pending = pending;
+        effects.extend(gone.into_iter().map(|input| ThreadEffect::GiveUp(Box::new(input))));
+        for turn in std::mem::take(&mut self.queue) {
+            match turn {
+                Turn::Input(input) if input.journaled => effects.push(ThreadEffect::GiveUp(Box::new(input))),
+                turn => self.queue.push_back(turn),
+            }
+        }
+    }
+
+    fn rest(&mut self, attempts: u32, effects: &mut Effects) {
+        self.resting = true;
+        effects.push(ThreadEffect::RetryAfter { attempts });
+    }
+
+    fn recover(&mut self, inputs: Vec<Input>, runs: Vec<RecoveredRun>, effects: &mut Effects) {
+        let crashed = std::mem::take(&mut self.crashed);
         for run in runs {
             let known = self.active_run() == Some(&run.run_id)
                 || self.ended.contains(&run.run_id)
@@ -987,14 +1061,28 @@ impl ThreadMachine {
                 continue;
             }
             input.journaled = true;
+            if crashed.contains(input.id()) {
+                // Its run panicked before it was placed (SIG-255).
+                input.entry.attempts += 1;
+                if input.entry.attempts >= START_ATTEMPTS {
+                    effects.push(ThreadEffect::GiveUp(Box::new(input)));
+                    continue;
+                }
+                effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
+                self.rest(input.entry.attempts, effects);
+            }
             if input.entry.mode == InputMode::Queue { queue.push(input) } else { steer.push(input) }
         }
-        // What an earlier process accepted comes before what this one has.
-        for input in steer.into_iter().rev() {
-            self.pending.push_front(input);
+        // By its place: what an earlier process accepted comes before what this one has.
+        let before = |held: &Input, input: &Input| held.journaled && held.entry.position <= input.entry.position;
+        for input in steer {
+            let at = self.pending.iter().rposition(|held| before(held, &input)).map_or(0, |at| at + 1);
+            self.pending.insert(at, input);
         }
-        for input in queue.into_iter().rev() {
-            self.queue.push_front(Turn::Input(input));
+        for input in queue {
+            let is_before = |turn: &Turn| matches!(turn, Turn::Input(held) if before(held, &input));
+            let at = self.queue.iter().rposition(is_before).map_or(0, |at| at + 1);
+            self.queue.insert(at, Turn::Input(input));
         }
     }
 

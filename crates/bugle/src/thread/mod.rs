@@ -12,7 +12,7 @@ pub(crate) mod machine;
 mod queue_events;
 mod subscription;
 
-pub(crate) use actor::{DirectRequest, Letter, SendLetter, ThreadLink};
+pub(crate) use actor::{DirectRequest, Leftover, Letter, SendLetter, ThreadLink};
 pub(crate) use hub::{Hub, ThreadRef};
 pub(crate) use input::Input;
 pub use log::LogReader;

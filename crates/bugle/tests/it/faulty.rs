@@ -138,9 +138,11 @@ impl Storage for Faulty {
         ids: &[MessageId],
         why: InboxEnd,
     ) -> Result<Vec<MessageId>, StorageError> {
+        self.pass("remove_inbox").await?;
         self.inner.remove_inbox(thread, ids, why).await
     }
     async fn update_inbox(&self, entry: InboxEntry) -> Result<bool, StorageError> {
+        self.pass("update_inbox").await?;
         self.inner.update_inbox(entry).await
     }
     async fn commit(&self, commit: Commit) -> Result<(), StorageError> {

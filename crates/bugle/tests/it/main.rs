@@ -4,6 +4,7 @@
 mod faulty;
 mod support;
 
+mod leftovers;
 mod r#loop;
 mod runs;
 mod signals;

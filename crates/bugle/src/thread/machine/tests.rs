@@ -265,3 +265,85 @@ fn sig_451_every_input_is_in_at_most_one_list() {
         assert_eq!(waiting.iter().collect::<BTreeSet<_>>().len(), waiting.len());
     }
 }
+
+#[test]
+fn sig_255_what_a_panicking_run_had_taken_comes_back_from_the_journal_and_is_given_up_in_the_end() {
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    for attempts in 0..3 {
+        let run = bench.started().last().unwrap().0.clone();
+        bench.drain(&run);
+        bench.apply(V::Crashed { run_id: run.as_str().into() });
+        bench.apply(V::RunEnded { run_id: run.into(), returned: Vec::new(), failed_to_start: true });
+        let mut again = Bench::input("one", "a", Steer);
+        again.entry.attempts = attempts;
+        bench.apply(V::Recovered { inputs: vec![again], runs: Vec::new() });
+        bench.apply(V::RetryDue);
+    }
+    assert_eq!(bench.taken(), ["one", "one", "one"]);
+    assert!(bench.said.iter().any(|effect| matches!(effect, E::GiveUp(input) if input.entry.attempts == 3)));
+    assert!(bench.thread.is_idle());
+}
+
+#[test]
+fn ruling_24_a_run_is_stopped_only_by_input_that_was_accepted() {
+    let interrupts = |bench: &mut Bench, id: &str| {
+        bench.ticket += 1;
+        let send = Send {
+            ticket: bench.ticket,
+            input: Bench::input(id, "a", Steer),
+            active: ActiveBehavior::Interrupt,
+            idle: IdleBehavior::Wake,
+            active_attributes: None,
+            idle_attributes: None,
+            by_run: false,
+        };
+        bench.apply(V::Send(Box::new(send)));
+    };
+    let stops = |bench: &Bench| bench.said.iter().filter(|effect| matches!(effect, E::AbortRun { .. })).count();
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    bench.drain("run-one");
+    interrupts(&mut bench, "refused");
+    bench.apply(V::Journaled { id: "refused".into(), result: Journal::Failed });
+    assert_eq!(stops(&bench), 0);
+    interrupts(&mut bench, "two");
+    assert_eq!(stops(&bench), 0);
+    bench.journal("two");
+    assert_eq!(stops(&bench), 1);
+    bench.end("run-one");
+    assert_eq!(bench.started().last().unwrap().0, "run-two");
+}
+
+#[test]
+fn sig_509_all_of_an_input_counts_and_an_edit_too() {
+    let refused = |bench: &Bench| matches!(bench.said.last(), Some(E::Refused { why: Refusal::Limit, .. }));
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    bench.drain("run-one");
+    bench.accept("small", Queue);
+    let mut big = Bench::input("big", "a", Queue);
+    big.entry.options = serde_json::json!({ "system": "x".repeat(INBOX_BYTES - 4096) });
+    bench.ticket += 1;
+    let send = Send {
+        ticket: bench.ticket,
+        input: big,
+        active: ActiveBehavior::Deliver,
+        idle: IdleBehavior::Wake,
+        active_attributes: None,
+        idle_attributes: None,
+        by_run: false,
+    };
+    bench.apply(V::Send(Box::new(send)));
+    bench.journal("big");
+    bench.ticket += 1;
+    let contents = Some(Contents::Text("y".repeat(8192)));
+    bench.apply(V::Edit { ticket: bench.ticket, id: "small".into(), contents, attributes: None });
+    assert!(refused(&bench));
+    bench.ticket += 1;
+    let attributes = Some([("a".to_owned(), serde_json::json!("z".repeat(8192)))].into_iter().collect());
+    bench.apply(V::Edit { ticket: bench.ticket, id: "small".into(), contents: None, attributes });
+    assert!(refused(&bench));
+    let small = bench.thread.inputs().find(|input| input.id().to_string() == "small").unwrap();
+    assert_eq!(small.entry.signal.contents, Contents::Text("small".into()), "as it was");
+}

@@ -273,7 +273,7 @@ async fn sig_341_echoes_follow_successful_writes_in_order_of_acceptance() {
     }
     hold.reached().await;
     assert!(ready(&mut watcher).is_empty(), "not before the write");
-    store.fail("commit", 1);
+    store.fail("commit", 6); // all tries of the first (ruling 3)
     hold.open();
     assert!(sent[0].persisted().await.is_err());
     sent[1].persisted().await.unwrap();
