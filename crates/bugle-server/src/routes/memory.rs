@@ -1,6 +1,6 @@
 //! Threads, messages and working memory, as stored (HTTP §8).
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use bugle::{
     AgentHandle, MessageId, ThreadKey,
@@ -246,13 +246,26 @@ async fn included(call: &Call) -> Result<Vec<IncludeMessage>, Failure> {
     let list: Vec<IncludeMessage> = serde_json::from_value(list.clone())
         .map_err(|error| Failure::invalid(Place::Query, vec![Issue::new("include", error.to_string())]))?;
     let resource = call.resource(text(&call.query, "resourceId"));
-    for id in list.iter().filter_map(|one| one.thread_id.as_deref()) {
-        let thread = call.bugle().storage().get_thread(id).await?.ok_or_else(Failure::unknown_thread)?;
-        if !belongs(&thread, resource) {
-            return Err(Failure::unknown_thread());
+    let ids: Vec<MessageId> = list.iter().map(|one| one.id.clone()).collect();
+    let found = call.bugle().storage().get_messages(&ids).await?;
+    let homes: HashMap<MessageId, String> =
+        found.into_iter().filter_map(|message| Some((message.id, message.thread_id?))).collect();
+    // What a request names does not count, but where the message is.
+    let mut readable: HashMap<String, bool> = HashMap::new();
+    for id in list.iter().filter_map(|one| one.thread_id.as_ref()).chain(homes.values()) {
+        if !readable.contains_key(id) {
+            let thread = call.bugle().storage().get_thread(id).await?;
+            readable.insert(id.clone(), thread.is_some_and(|thread| belongs(&thread, resource)));
         }
     }
-    Ok(list)
+    if list.iter().filter_map(|one| one.thread_id.as_ref()).any(|id| readable.get(id) != Some(&true)) {
+        return Err(Failure::unknown_thread());
+    }
+    let included = list.into_iter().filter_map(|one| {
+        let home = homes.get(&one.id).filter(|home| readable.get(*home) == Some(&true))?;
+        Some(IncludeMessage { thread_id: Some(home.clone()), ..one })
+    });
+    Ok(included.collect())
 }
 
 fn time(field: &str, text: &str, place: Place) -> Result<Timestamp, Failure> {

@@ -3,7 +3,7 @@
 use axum::http::{Method, StatusCode};
 use bugle::{
     json::{Value, json},
-    storage::{MetadataChange, ThreadUpdate},
+    storage::{MetadataChange, NewThread, ThreadUpdate},
 };
 
 use crate::support::Server;
@@ -74,6 +74,31 @@ async fn ruling_20_include_reaches_no_thread_of_another_resource() {
         let answer = server.get_as("bob", &path).await;
         assert!(!answer.text.contains("\"secret\""), "{}", answer.text);
     }
+}
+
+#[tokio::test]
+async fn r7_include_on_a_thread_of_nobody_reaches_no_thread_of_another_resource() {
+    let server = Server::with_auth().await;
+    let storage = server.bugle.storage();
+    for (thread, resource) in [("alice", "alice"), ("shared", "")] {
+        let new = NewThread { id: Some(thread.into()), resource_id: resource.into(), ..NewThread::default() };
+        storage.create_thread(new).await.unwrap();
+    }
+    let message = json!({"id": "secret", "role": "user", "content": "hush", "threadId": "alice"});
+    let saved =
+        server.post_as("alice", "/api/memory/save-messages?agentId=plain", json!({"messages": [message]})).await;
+    assert_eq!(saved.status, StatusCode::OK, "{}", saved.text);
+    let list =
+        |include: Value| format!("/api/memory/threads/shared/messages?{}", query(&[("include", include.to_string())]));
+    for include in [json!([{"id": "secret"}]), json!([{"id": "secret", "threadId": "shared"}])] {
+        let answer = server.get_as("bob", &list(include)).await;
+        assert_eq!(ids(&answer.json), [""; 0], "{}", answer.text);
+        assert!(!answer.text.contains("hush"), "{}", answer.text);
+    }
+    let named = server.get_as("bob", &list(json!([{"id": "secret", "threadId": "alice"}]))).await;
+    assert_eq!(named.status, StatusCode::NOT_FOUND);
+    let own = server.get_as("alice", &list(json!([{"id": "secret"}]))).await;
+    assert_eq!(ids(&own.json), ["secret"], "{}", own.text);
 }
 
 #[tokio::test]
