@@ -159,6 +159,7 @@ impl From<Error> for Failure {
             Error::AlreadyTaken { run_id, .. } | Error::RunInProgress { run_id, .. } => {
                 Self::conflict(text).with_run(&run_id)
             }
+            Error::RunIdTaken { run_id } => Self::conflict(text).with_run(&run_id),
             Error::Draining | Error::OwnedElsewhere { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
             Error::Storage(error) => error.into(),
             // Not the provider's failure but the store's: nothing was run, or nothing more could be stored.

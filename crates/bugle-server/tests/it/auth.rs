@@ -48,6 +48,52 @@ async fn http_213_the_user_is_the_resource_whatever_the_request_says() {
     }
 }
 
+#[tokio::test]
+async fn r1_a_run_id_that_is_live_or_waits_is_409_to_all_others() {
+    let server = Server::with_auth().await;
+    let stream = "/api/agents/plain/stream";
+    let headers = [("content-type", "application/json"), ("authorization", "Bearer token-alice")];
+    let body = |text: &str, thread: Option<&str>, run_id: &str| {
+        let mut body = json!({"messages": text, "runId": run_id});
+        if let Some(thread) = thread {
+            body["memory"] = json!({"thread": thread});
+        }
+        body
+    };
+    let open = async |text: &str, thread: Option<&str>, run_id: &str| {
+        let body = Body::from(body(text, thread, run_id).to_string());
+        server.open(Method::POST, stream, &headers, body).await
+    };
+    let live = open("[[say one ;; hang]]", Some("t"), "live").await;
+    let waiting = open("[[say two]]", Some("t"), "waiting").await;
+    let unthreaded = open("[[say three ;; hang]]", None, "unthreaded").await;
+    server.model.until_requested(2).await;
+    for run_id in ["live", "waiting", "unthreaded"] {
+        for thread in [Some("mine"), None] {
+            let answer = server.post_as("bob", stream, body("[[say x]]", thread, run_id)).await;
+            assert_eq!(answer.status, StatusCode::CONFLICT, "{run_id} {thread:?} {}", answer.text);
+            assert_eq!(answer.json["runId"], run_id);
+            assert!(answer.json["error"].as_str().unwrap().contains("choose another runId"), "{}", answer.text);
+        }
+        let queued = json!({
+            "message": "x", "threadId": "mine", "ifIdle": {"streamOptions": {"runId": run_id}},
+        });
+        let answer = server.post_as("bob", "/api/agents/plain/queue-message", queued).await;
+        assert_eq!(answer.status, StatusCode::CONFLICT, "{run_id} {}", answer.text);
+    }
+    let again = server.post_as("alice", stream, body("[[say x]]", Some("t"), "waiting")).await;
+    assert_eq!(again.status, StatusCode::CONFLICT, "two waiting runs never share an id");
+    let thread = server.bugle.thread_of_run(&"live".into()).unwrap();
+    assert_eq!((thread.resource_id.as_deref(), &*thread.thread_id), (Some("alice"), "t"));
+
+    // Once they have ended, their ids are free.
+    drop((live, unthreaded));
+    let text = axum::body::to_bytes(waiting.into_body(), usize::MAX).await.unwrap();
+    assert!(text.ends_with(b"data: [DONE]\n\n"));
+    let answer = server.post_as("bob", "/api/agents/plain/generate", body("[[say x]]", Some("mine"), "live")).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+}
+
 /// Everything that bob may try on a thread of alice's.
 #[tokio::test]
 async fn http_214_ruling_20_threads_of_others_are_404_to_readers_and_403_to_writers() {

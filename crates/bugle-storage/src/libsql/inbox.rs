@@ -244,7 +244,9 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
         RunChange::Keep => {}
         RunChange::Save(record) => save_run(connection, record)?,
         RunChange::End { run_id, last_event } => {
-            connection.prepare_cached("DELETE FROM bugle_runs WHERE run_id = ?1")?.execute([run_id.as_str()])?;
+            connection
+                .prepare_cached("DELETE FROM bugle_runs WHERE run_id = ?1 AND resource = ?2 AND thread = ?3")?
+                .execute([run_id.as_str(), resource, id])?;
             connection
                 .prepare_cached(
                     "INSERT INTO bugle_leases (resource, thread, owner, epoch, expires_at, event_epoch, event_number)
@@ -299,12 +301,14 @@ fn status_name(status: RunStatus) -> &'static str {
 
 fn save_run(connection: &Connection, record: &RunRecord) -> Answer<()> {
     let (resource, thread) = columns(&record.thread);
-    connection
+    // A run of another thread is not touched.
+    let written = connection
         .prepare_cached(
             "INSERT INTO bugle_runs (run_id, resource, thread, agent_id, status, snapshot, updated_at)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
              ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, snapshot = excluded.snapshot,
-               agent_id = excluded.agent_id, updated_at = excluded.updated_at",
+               agent_id = excluded.agent_id, updated_at = excluded.updated_at
+             WHERE resource = excluded.resource AND thread = excluded.thread",
         )?
         .execute(params![
             record.run_id.as_str(),
@@ -315,6 +319,9 @@ fn save_run(connection: &Connection, record: &RunRecord) -> Answer<()> {
             encode(&record.snapshot)?,
             record.updated_at.as_millis(),
         ])?;
+    if written == 0 {
+        return Err(Failure::Rule(StorageError::Exists { what: "run", id: record.run_id.to_string() }));
+    }
     Ok(())
 }
 

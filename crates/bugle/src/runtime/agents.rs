@@ -16,7 +16,9 @@ use crate::{
     run::{RunOptions, RunOutput, RunSeed, RunStream, SeedKind, drive},
     signal::{Signal, SignalInput, validate_attributes},
     storage::{InboxEntry, InputMode, StorageError},
-    thread::{DirectRequest, Input, Letter, LogReader, QueueEvents, RunShared, SendLetter, StreamLog, Subscription},
+    thread::{
+        DirectRequest, Input, Letter, LogReader, QueueEvents, RunShared, RunUser, SendLetter, StreamLog, Subscription,
+    },
 };
 
 /// An agent of a runtime. Cheap to clone.
@@ -119,6 +121,8 @@ impl AgentHandle {
             return Err(Error::configuration(format!("agent {} has no model for this request", self.agent.id())));
         }
         let run_id = options.run_id.clone().unwrap_or_else(RunId::random);
+        let user = RunUser::Input { thread: thread.clone(), id: signal.id.clone() };
+        let claim = inner.hub.reserve(&run_id, user)?;
         let entry = InboxEntry {
             signal: signal.clone(),
             thread: thread.clone(),
@@ -134,7 +138,7 @@ impl AgentHandle {
         let (accepted_sender, accepted) = oneshot::channel();
         let (persisted_sender, persisted) = oneshot::channel();
         let letter = SendLetter {
-            input: Input::new(entry, options, own_options),
+            input: Input { claim: Some(Arc::new(claim)), ..Input::new(entry, options, own_options) },
             active: target.if_active.behavior,
             idle: target.if_idle.behavior,
             active_attributes: target.if_active.attributes,
@@ -242,6 +246,8 @@ impl AgentHandle {
             return Err(Error::configuration(format!("agent {} has no model for this request", self.agent.id())));
         }
         let run_id = options.run_id.clone().unwrap_or_else(RunId::random);
+        let user = if thread.is_some() { RunUser::Direct } else { RunUser::Unthreaded };
+        let claim = inner.hub.reserve(&run_id, user)?;
         let shared = RunShared::new(run_id.clone());
         let (output_sender, output) = oneshot::channel();
         let Some(thread) = thread else {
@@ -258,7 +264,10 @@ impl AgentHandle {
                 inner: inner.clone(),
                 streaming,
             };
-            inner.hub.tasks.spawn(drive(seed));
+            inner.hub.tasks.spawn(async move {
+                let _claim = claim;
+                drive(seed).await;
+            });
             return Ok(RunStream { run_id, chunks, output, shared });
         };
         if self.agent.memory().is_none() {
@@ -273,6 +282,7 @@ impl AgentHandle {
             output: Some(output_sender),
             continuation,
             streaming,
+            claim,
         });
         let (reply, begun) = oneshot::channel();
         inner.hub.send(inner, thread, Letter::Direct { request, reply }).await?;

@@ -138,7 +138,7 @@ impl Bugle {
     pub async fn shutdown(&self, grace: Duration) {
         self.drain();
         let idle = async {
-            while !self.inner.hub.active_runs().is_empty() {
+            while self.inner.hub.has_runs() {
                 // Runs end on their own time; this only looks whether they have.
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }

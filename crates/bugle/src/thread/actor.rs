@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    hub::{ThreadRef, View},
+    hub::{RunClaim, ThreadRef, View},
     input::{Input, Routed, Send as SendInput, Ticket},
     journal::{Done, Journal, Op, same_error},
     log::{DirectEnd, RunShared, StreamLog},
@@ -135,6 +135,8 @@ pub(crate) struct DirectRequest {
     /// Served before the queue (SIG-370).
     pub(crate) continuation: bool,
     pub(crate) streaming: bool,
+    /// Keeps its id from others until it runs.
+    pub(crate) claim: RunClaim,
 }
 
 /// What ties a run to its thread.
@@ -768,6 +770,7 @@ impl Actor {
             nudge: nudge.clone(),
             placed: self.placed.clone(),
         };
+        let mut claim = None;
         let (kind, shared, options, agent, output, streaming) = match source {
             RunSource::Input(first) => {
                 let agent = self.inner.agent_by_id(&agent_id);
@@ -775,7 +778,8 @@ impl Actor {
             }
             RunSource::Direct => match self.direct.remove(&run_id) {
                 Some(request) => {
-                    let DirectRequest { agent, input, options, shared, output, streaming, .. } = request;
+                    let DirectRequest { agent, input, options, shared, output, streaming, claim: held, .. } = request;
+                    claim = Some(held);
                     (SeedKind::Direct(Box::new(input)), shared, options, Some(agent), output, streaming)
                 }
                 None => {
@@ -797,7 +801,19 @@ impl Actor {
         if aborted {
             shared.stop(rollback);
         }
-        self.inner.hub.run_started(&run_id, &self.key);
+        if !self.inner.hub.run_started(&run_id, &self.key) {
+            // Only what an earlier process left can meet this: its id was taken meanwhile.
+            tracing::error!(thread = %self.key, run = %run_id, "a run of another thread has this run's id");
+            let text = format!("run id {run_id} is taken by a run of another thread");
+            let error = ErrorInfo::new("RunIdTaken", text);
+            if let Some(output) = output {
+                let chunks = crate::run::failed_direct(&run_id, &error);
+                self.thread.log.end_run(&shared, None, DirectEnd { replaces_last: false, chunks });
+                let _ = output.send(RunOutput::failed(run_id.clone(), error));
+            }
+            return self.feed(ThreadEvent::RunEnded { run_id, returned: Vec::new(), failed_to_start: true });
+        }
+        drop(claim);
         self.run = Some(LiveRun { shared: shared.clone(), nudge, options: options.clone() });
         let seed = RunSeed {
             agent,

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    id::{RunId, ThreadKey},
+    id::{MessageId, RunId, ThreadKey},
     runtime::{AbortOptions, Inner},
 };
 
@@ -23,11 +23,57 @@ pub(super) const MAILBOX: usize = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct Hub {
     threads: Mutex<HashMap<ThreadKey, ThreadRef>>,
-    runs: Mutex<HashMap<RunId, ThreadKey>>,
+    runs: Arc<Mutex<Runs>>,
     /// Every task of the runtime: actors and runs.
     pub(crate) tasks: TaskTracker,
     /// Fires when the runtime ends.
     pub(crate) stop: CancellationToken,
+}
+
+/// The run ids that are in use in this process: no two runs have the same at a time.
+#[derive(Debug, Default)]
+struct Runs {
+    live: HashMap<RunId, ThreadKey>,
+    reserved: HashMap<RunId, Reserved>,
+    /// Runs at work that have no thread.
+    unthreaded: usize,
+}
+
+#[derive(Debug)]
+struct Reserved {
+    of: RunUser,
+    claims: usize,
+}
+
+/// Who reserves a run id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RunUser {
+    /// A plain run without a thread.
+    Unthreaded,
+    /// A plain run that waits for its turn.
+    Direct,
+    /// Input that may start it. The same input sent again has it too (SIG-503).
+    Input { thread: ThreadKey, id: MessageId },
+}
+
+/// Holds a run id until it is dropped.
+#[derive(Debug)]
+pub(crate) struct RunClaim {
+    run_id: RunId,
+    runs: Arc<Mutex<Runs>>,
+}
+
+impl Drop for RunClaim {
+    fn drop(&mut self) {
+        let mut runs = self.runs.lock();
+        let Some(reserved) = runs.reserved.get_mut(&self.run_id) else { return };
+        reserved.claims -= 1;
+        if reserved.claims == 0 {
+            let unthreaded = reserved.of == RunUser::Unthreaded;
+            runs.reserved.remove(&self.run_id);
+            runs.unthreaded -= usize::from(unthreaded);
+        }
+    }
 }
 
 /// A thread's actor, from outside.
@@ -143,22 +189,53 @@ impl Hub {
         }
     }
 
-    pub(super) fn run_started(&self, run_id: &RunId, key: &ThreadKey) {
-        self.runs.lock().insert(run_id.clone(), key.clone());
+    /// Takes a run id that no run of this process has, neither live nor waiting, until the claim is dropped.
+    pub(crate) fn reserve(&self, run_id: &RunId, of: RunUser) -> Result<RunClaim, Error> {
+        let mut runs = self.runs.lock();
+        let taken = || Err(Error::RunIdTaken { run_id: run_id.clone() });
+        if let Some(live) = runs.live.get(run_id) {
+            // Input sent again whose run is at work; the journal tells it apart.
+            let again = matches!(&of, RunUser::Input { thread, .. } if thread == live);
+            if !again {
+                return taken();
+            }
+        }
+        if let Some(reserved) = runs.reserved.get_mut(run_id) {
+            if reserved.of != of || !matches!(of, RunUser::Input { .. }) {
+                return taken();
+            }
+            reserved.claims += 1;
+        } else {
+            runs.unthreaded += usize::from(of == RunUser::Unthreaded);
+            runs.reserved.insert(run_id.clone(), Reserved { of, claims: 1 });
+        }
+        drop(runs);
+        Ok(RunClaim { run_id: run_id.clone(), runs: self.runs.clone() })
+    }
+
+    /// A thread's run begins; `false` if a run of another thread has its id.
+    pub(super) fn run_started(&self, run_id: &RunId, key: &ThreadKey) -> bool {
+        *self.runs.lock().live.entry(run_id.clone()).or_insert_with(|| key.clone()) == *key
     }
 
     pub(super) fn run_ended(&self, run_id: &RunId) {
-        self.runs.lock().remove(run_id);
+        self.runs.lock().live.remove(run_id);
     }
 
     /// The thread of a live run.
     pub(crate) fn thread_of_run(&self, run_id: &RunId) -> Option<ThreadKey> {
-        self.runs.lock().get(run_id).cloned()
+        self.runs.lock().live.get(run_id).cloned()
     }
 
     /// All live runs.
     pub(crate) fn active_runs(&self) -> Vec<(RunId, ThreadKey)> {
-        self.runs.lock().iter().map(|(run, key)| (run.clone(), key.clone())).collect()
+        self.runs.lock().live.iter().map(|(run, key)| (run.clone(), key.clone())).collect()
+    }
+
+    /// Whether a run is at work, on a thread or without one.
+    pub(crate) fn has_runs(&self) -> bool {
+        let runs = self.runs.lock();
+        !runs.live.is_empty() || runs.unthreaded > 0
     }
 
     /// How many threads have an actor.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::hub::RunClaim;
 use crate::{
     id::{MessageId, RunId},
     run::RunOptions,
@@ -27,11 +28,22 @@ pub(crate) struct Input {
     pub(crate) joined: bool,
     /// It was changed before the journal had answered; its entry is rewritten then.
     pub(crate) rewrite: bool,
+    /// Keeps the id of its run from others until it is gone; what comes from the journal has none.
+    #[expect(dead_code, reason = "held, not read")]
+    pub(crate) claim: Option<Arc<RunClaim>>,
 }
 
 impl Input {
     pub(crate) fn new(entry: InboxEntry, options: RunOptions, own_options: bool) -> Self {
-        Self { entry, options: Arc::new(options), own_options, journaled: false, joined: false, rewrite: false }
+        Self {
+            entry,
+            options: Arc::new(options),
+            own_options,
+            journaled: false,
+            joined: false,
+            rewrite: false,
+            claim: None,
+        }
     }
 
     /// What the journal holds of an input; which run it was to join has gone.

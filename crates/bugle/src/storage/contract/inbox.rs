@@ -312,6 +312,21 @@ pub(super) async fn run_records_live_until_the_run_ends(store: SharedStorage) ->
     Ok(())
 }
 
+pub(super) async fn r1_a_run_record_belongs_to_its_thread(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let mine = run("r1", RunStatus::Suspended);
+    store.commit(Commit { run: RunChange::Save(mine.clone()), ..commit(2) }).await?;
+    let other = ThreadKey::new("bob", "t2");
+    let theirs = RunRecord { thread: other.clone(), snapshot: json!({"stolen": true}), ..mine.clone() };
+    let taken = store.commit(Commit { run: RunChange::Save(theirs), ..Commit::new(other.clone(), 1) }).await;
+    assert!(matches!(taken, Err(StorageError::Exists { what: "run", .. })), "{taken:?}");
+    assert_eq!(store.get_run(&"r1".into()).await?, Some(mine.clone()), "another thread's record is not changed");
+    let end = RunChange::End { run_id: "r1".into(), last_event: 1 };
+    store.commit(Commit { run: end, ..Commit::new(other, 1) }).await?;
+    assert_eq!(store.get_run(&"r1".into()).await?, Some(mine), "nor deleted");
+    Ok(())
+}
+
 pub(super) async fn leases_have_one_owner_and_growing_epochs(store: SharedStorage) -> Checked {
     let owner = store.owner();
     assert!(!owner.is_empty() && owner == store.owner(), "ruling 26: one owner per handle");

@@ -123,6 +123,11 @@ impl State {
                 rules::check_message_owner(&message.id, stored, (id, message.resource_id.as_deref()))?;
             }
         }
+        if let RunChange::Save(record) = &run
+            && self.runs.get(&record.run_id).is_some_and(|stored| stored.thread != record.thread)
+        {
+            return Err(StorageError::Exists { what: "run", id: record.run_id.to_string() });
+        }
 
         if epoch > current {
             self.leases.entry(thread.clone()).or_default().epoch = epoch;
@@ -158,7 +163,9 @@ impl State {
                 self.runs.insert(record.run_id.clone(), record);
             }
             RunChange::End { run_id, last_event } => {
-                self.runs.remove(&run_id);
+                if self.runs.get(&run_id).is_some_and(|stored| stored.thread == thread) {
+                    self.runs.remove(&run_id);
+                }
                 self.last_events.insert(thread, (epoch, last_event));
             }
         }
