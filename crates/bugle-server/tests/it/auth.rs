@@ -94,6 +94,33 @@ async fn r1_a_run_id_that_is_live_or_waits_is_409_to_all_others() {
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
 }
 
+#[tokio::test]
+async fn r15_sig_061_who_is_bound_to_a_resource_is_routed_as_all_are() {
+    for bound in [true, false] {
+        let server = if bound { Server::with_auth().await } else { Server::new().await };
+        let user = if bound { "alice" } else { "" };
+        let post = async |body: Value| server.post_as(user, "/api/agents/plain/send-message", body).await;
+        let to = |text: &str, thread: &str, run_id: &Value| json!({"message": text, "threadId": thread, "resourceId": "alice", "runId": run_id});
+        let woken = post(json!({"message": "[[say one ;; hang]]", "threadId": "t", "resourceId": "alice"})).await;
+        let run_id = woken.json["runId"].clone();
+        server.model.until_requested(1).await;
+        let wrong = post(to("x", "elsewhere", &run_id)).await;
+        assert_eq!(wrong.status, StatusCode::BAD_REQUEST, "{bound} {}", wrong.text);
+        assert!(wrong.json["error"].as_str().unwrap().contains("is not on thread elsewhere"), "{}", wrong.text);
+        let alone = post(json!({"message": "joins", "runId": run_id})).await;
+        assert_eq!((&alone.json["action"], &alone.json["runId"]), (&json!("deliver"), &run_id), "{}", alone.text);
+        let ended = post(to("[[say two]]", "u", &json!("ended"))).await;
+        assert_eq!(ended.json["action"], "wake", "{bound} {}", ended.text);
+        let nowhere = post(json!({"message": "x", "runId": "ended"})).await;
+        assert_eq!(nowhere.status, StatusCode::BAD_REQUEST, "{bound} {}", nowhere.text);
+        if bound {
+            let body = json!({"message": "x", "threadId": "t", "runId": run_id});
+            let foreign = server.post_as("bob", "/api/agents/plain/send-message", body).await;
+            assert_eq!(foreign.status, StatusCode::FORBIDDEN, "{}", foreign.text);
+        }
+    }
+}
+
 /// Everything that bob may try on a thread of alice's.
 #[tokio::test]
 async fn http_214_ruling_20_threads_of_others_are_404_to_readers_and_403_to_writers() {
