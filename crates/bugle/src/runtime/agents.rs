@@ -115,7 +115,10 @@ impl AgentHandle {
             validate_attributes(branch)?;
         }
         let own_options = target.if_idle.options.is_some();
-        let options = target.if_idle.options.map(|options| *options).unwrap_or_default();
+        let options = match target.if_idle.options {
+            Some(options) => *options,
+            None => RunOptions { request_context: target.request_context.unwrap_or_default(), ..RunOptions::default() },
+        };
         options.check()?;
         if self.agent.models(&options.request_context).is_empty() && options.model.is_none() {
             return Err(Error::configuration(format!("agent {} has no model for this request", self.agent.id())));

@@ -499,7 +499,8 @@ impl Actor {
         if let Some(running) = running {
             if !input.own_options {
                 // It waits behind this run and takes over its options, never its context or callbacks (SIG-252).
-                input.options = Arc::new(running.for_follow_up());
+                let request_context = input.options.request_context.clone();
+                input.options = Arc::new(RunOptions { request_context, ..running.for_follow_up() });
             } else if input.options.inherit_request_context {
                 Arc::make_mut(&mut input.options).request_context.fill_from(&running.request_context);
             }
