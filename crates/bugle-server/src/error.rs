@@ -131,7 +131,9 @@ impl From<StorageError> for Failure {
             StorageError::MessageOwnership { .. } => Self::forbidden(text),
             StorageError::NotFound { what: "thread", .. } => Self::unknown_thread(),
             StorageError::NotFound { .. } => Self::not_found(text),
-            StorageError::Exists { .. } | StorageError::DifferentContent { .. } => Self::conflict(text),
+            StorageError::Busy { .. } | StorageError::Exists { .. } | StorageError::DifferentContent { .. } => {
+                Self::conflict(text)
+            }
             StorageError::Invalid(_) => Self::bad_request(text),
             StorageError::Unsupported { .. } => Self::unsupported(text),
             StorageError::StaleEpoch { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),

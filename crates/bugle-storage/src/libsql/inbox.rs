@@ -357,15 +357,23 @@ pub(super) fn runs(connection: &Connection, thread: &ThreadKey) -> Answer<Vec<Ru
 }
 
 /// Threads with work that no living process does (SIG-502).
-pub(super) fn unfinished(connection: &Connection, watch: &Watch, owner: &str, limit: u32) -> Answer<Vec<ThreadKey>> {
+pub(super) fn unfinished(
+    connection: &Connection,
+    watch: &Watch,
+    owner: &str,
+    after: Option<&ThreadKey>,
+    limit: u32,
+) -> Answer<Vec<ThreadKey>> {
     let now = Timestamp::now();
     let mut statement = connection.prepare_cached(
         "SELECT w.resource, w.thread, l.owner, l.epoch, l.expires_at FROM (
            SELECT resource, thread FROM bugle_inbox WHERE state = 0
            UNION SELECT resource, thread FROM bugle_runs WHERE status = 'running'
-         ) w LEFT JOIN bugle_leases l ON l.resource = w.resource AND l.thread = w.thread",
+         ) w LEFT JOIN bugle_leases l ON l.resource = w.resource AND l.thread = w.thread
+         WHERE (w.resource, w.thread) > (?1, ?2) ORDER BY w.resource, w.thread",
     )?;
-    let mut rows = statement.query(())?;
+    // No key comes before the one of empty texts, which no thread has.
+    let mut rows = statement.query(after.map_or(("", ""), columns))?;
     let mut found = Vec::new();
     while found.len() < limit as usize
         && let Some(row) = rows.next()?

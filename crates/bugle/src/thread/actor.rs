@@ -137,6 +137,9 @@ pub(crate) struct DirectRequest {
     pub(crate) streaming: bool,
     /// Keeps its id from others until it runs.
     pub(crate) claim: RunClaim,
+    /// Tells the watcher of the caller's signal that it waits no more.
+    #[expect(dead_code, reason = "held, not read")]
+    pub(crate) waits: Option<tokio_util::sync::DropGuard>,
 }
 
 /// What ties a run to its thread.
@@ -802,7 +805,7 @@ impl Actor {
         if aborted {
             shared.stop(rollback);
         }
-        if !self.inner.hub.run_started(&run_id, &self.key) {
+        if !self.inner.hub.run_started(&run_id, &self.key, self.inner.clock.now()) {
             // Only what an earlier process left can meet this: its id was taken meanwhile.
             tracing::error!(thread = %self.key, run = %run_id, "a run of another thread has this run's id");
             let text = format!("run id {run_id} is taken by a run of another thread");

@@ -14,6 +14,7 @@ use crate::{
     error::Error,
     id::{MessageId, RunId, ThreadKey},
     runtime::{AbortOptions, Inner},
+    time::Timestamp,
 };
 
 /// Letters that wait for an actor at most; past it, senders wait.
@@ -33,10 +34,16 @@ pub(crate) struct Hub {
 /// The run ids that are in use in this process: no two runs have the same at a time.
 #[derive(Debug, Default)]
 struct Runs {
-    live: HashMap<RunId, ThreadKey>,
+    live: HashMap<RunId, LiveRun>,
     reserved: HashMap<RunId, Reserved>,
     /// Runs at work that have no thread.
     unthreaded: usize,
+}
+
+#[derive(Debug)]
+struct LiveRun {
+    thread: ThreadKey,
+    since: Timestamp,
 }
 
 #[derive(Debug)]
@@ -195,7 +202,7 @@ impl Hub {
         let taken = || Err(Error::RunIdTaken { run_id: run_id.clone() });
         if let Some(live) = runs.live.get(run_id) {
             // Input sent again whose run is at work; the journal tells it apart.
-            let again = matches!(&of, RunUser::Input { thread, .. } if thread == live);
+            let again = matches!(&of, RunUser::Input { thread, .. } if *thread == live.thread);
             if !again {
                 return taken();
             }
@@ -214,8 +221,15 @@ impl Hub {
     }
 
     /// A thread's run begins; `false` if a run of another thread has its id.
-    pub(super) fn run_started(&self, run_id: &RunId, key: &ThreadKey) -> bool {
-        *self.runs.lock().live.entry(run_id.clone()).or_insert_with(|| key.clone()) == *key
+    pub(super) fn run_started(&self, run_id: &RunId, key: &ThreadKey, since: Timestamp) -> bool {
+        let mut runs = self.runs.lock();
+        let live = runs.live.entry(run_id.clone()).or_insert_with(|| LiveRun { thread: key.clone(), since });
+        live.thread == *key
+    }
+
+    /// When a live run began.
+    pub(crate) fn run_began(&self, run_id: &RunId) -> Option<Timestamp> {
+        self.runs.lock().live.get(run_id).map(|live| live.since)
     }
 
     pub(super) fn run_ended(&self, run_id: &RunId) {
@@ -224,12 +238,12 @@ impl Hub {
 
     /// The thread of a live run.
     pub(crate) fn thread_of_run(&self, run_id: &RunId) -> Option<ThreadKey> {
-        self.runs.lock().live.get(run_id).cloned()
+        self.runs.lock().live.get(run_id).map(|live| live.thread.clone())
     }
 
     /// All live runs.
     pub(crate) fn active_runs(&self) -> Vec<(RunId, ThreadKey)> {
-        self.runs.lock().live.iter().map(|(run, key)| (run.clone(), key.clone())).collect()
+        self.runs.lock().live.iter().map(|(run, live)| (run.clone(), live.thread.clone())).collect()
     }
 
     /// Whether a run is at work, on a thread or without one.

@@ -200,11 +200,18 @@ impl State {
         Lease::HeldBy { owner }
     }
 
-    pub(super) fn unfinished(&self, owner: &str, limit: usize, now: Timestamp) -> Vec<ThreadKey> {
+    pub(super) fn unfinished(
+        &self,
+        owner: &str,
+        after: Option<&ThreadKey>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Vec<ThreadKey> {
         let running = self.runs.values().filter(|run| run.status == RunStatus::Running).map(|run| &run.thread);
         let threads: BTreeSet<&ThreadKey> = self.waiting.keys().chain(running).collect();
         let is_free =
             |thread: &&ThreadKey| self.leases.get(*thread).is_none_or(|lease| lease.is_free_for(owner, now, |_| true));
-        threads.into_iter().filter(is_free).take(limit).cloned().collect()
+        let is_after = |thread: &&ThreadKey| after.is_none_or(|after| *thread > after);
+        threads.into_iter().filter(is_after).filter(is_free).take(limit).cloned().collect()
     }
 }
