@@ -1,4 +1,9 @@
-//! The contract every backend of leases fulfils. Panics where it is broken; every assertion names the requirement.
+//! The contracts every backend of leases and of events fulfils. Panics where one is broken; every assertion names the
+//! requirement.
+
+mod bus;
+
+pub use bus::bus;
 
 use std::time::Duration;
 

@@ -20,6 +20,8 @@ pub struct MemoryLeases {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Nothing is granted any more.
+    closed: bool,
     held: HashMap<String, Held>,
     /// The highest epoch given out: one for all keys, so that a forgotten key's epoch still grows.
     epoch: u64,
@@ -50,6 +52,13 @@ impl MemoryLeases {
     pub fn with_clock(clock: SharedClock) -> Self {
         Self { clock, state: Mutex::default() }
     }
+
+    /// Gives every key up and grants none from now on: the bus they belong to is closed.
+    pub(super) fn close(&self) {
+        let mut state = self.state.lock();
+        state.closed = true;
+        state.held.clear();
+    }
 }
 
 impl State {
@@ -74,6 +83,9 @@ impl Leases for MemoryLeases {
     async fn acquire(&self, key: &str, owner: &str, ttl: Duration) -> Result<Acquired, LeaseError> {
         let now = self.clock.now();
         let mut state = self.state.lock();
+        if state.closed {
+            return Ok(Acquired::HeldBy { owner: None });
+        }
         Ok(match state.live(key, now) {
             Some(held) if held.owner == owner => {
                 held.expires_at = now.plus(ttl);

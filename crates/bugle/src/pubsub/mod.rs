@@ -1,14 +1,23 @@
-//! The seam to leases that span processes (PSL §5). Event buses (PSL §1) are still to come.
+//! The seams to event buses (PSL §1) and to leases that span processes (PSL §5), and their forms in memory.
 //!
-//! The runtime does not use it yet: its leases come from the store, in the transaction that journals input (ruling 25).
-//! A backend here will add what a shared bus adds: immediacy across processes.
+//! The runtime does not use them yet: its leases come from the store, in the transaction that journals input (ruling
+//! 25). A shared bus adds immediacy across processes.
 
+mod bus;
+mod event;
 mod memory;
+mod memory_bus;
 
 #[cfg(any(test, feature = "contract-tests"))]
 pub mod contract;
 
+pub use bus::{
+    BusError, Delivery, PubSub, Received, Settle, Settlement, SharedPubSub, StartFrom, SubscribeOptions, Subscription,
+    SubscriptionId,
+};
+pub use event::{Event, NewEvent, Reach};
 pub use memory::MemoryLeases;
+pub use memory_bus::{MemoryPubSub, MemoryPubSubOptions};
 
 use std::{fmt, sync::Arc, time::Duration};
 
