@@ -76,7 +76,15 @@ async fn caller_rounds(store: &LibSql, thread: ThreadKey, rounds: usize) -> Resu
         let begin = Instant::now();
         let claim = LeaseClaim { owner: store.owner(), ttl: Duration::from_secs(30) };
         let entries = vec![entry(&thread, &id)];
-        store.accept(Accept { entries, thread: thread.clone(), claim: Some(claim), check_only: false }).await?;
+        store
+            .accept(Accept {
+                entries,
+                thread: thread.clone(),
+                claim: Some(claim),
+                check_only: false,
+                create_thread: false,
+            })
+            .await?;
         accept += begin.elapsed();
 
         let begin = Instant::now();

@@ -39,7 +39,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         position: 0,
     };
     let claim = Some(LeaseClaim { owner: store.owner(), ttl: std::time::Duration::from_secs(30) });
-    store.accept(Accept { entries: vec![entry], thread: thread.clone(), claim, check_only: false }).await?;
+    store
+        .accept(Accept { entries: vec![entry], thread: thread.clone(), claim, check_only: false, create_thread: false })
+        .await?;
 
     let mut asked = StoredMessage::text("m1".into(), Role::Signal, "How cold is Oslo? 🙂", at(1));
     asked.kind = Some("user".into());

@@ -10,9 +10,20 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// From milliseconds since 1970.
+    /// The last moment that every store and client can read: the end of the year 9999.
+    pub const MAX: Self = Self(253_402_300_799_999);
+    /// The first one: the begin of the year 1.
+    pub const MIN: Self = Self(-62_135_596_800_000);
+
+    /// From milliseconds since 1970, cut to [`Self::MIN`] and [`Self::MAX`].
     pub const fn from_millis(millis: i64) -> Self {
-        Self(millis)
+        if millis > Self::MAX.0 {
+            Self::MAX
+        } else if millis < Self::MIN.0 {
+            Self::MIN
+        } else {
+            Self(millis)
+        }
     }
 
     /// Milliseconds since 1970.
@@ -27,12 +38,12 @@ impl Timestamp {
 
     /// `duration` later, saturating.
     pub fn plus(self, duration: Duration) -> Self {
-        Self(self.0.saturating_add(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)))
+        Self::from_millis(self.0.saturating_add(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)))
     }
 
     /// Reads ISO 8601 with any number of fraction digits and any offset.
     pub fn parse(text: &str) -> Option<Self> {
-        DateTime::parse_from_rfc3339(text).ok().map(|at| Self(at.timestamp_millis()))
+        DateTime::parse_from_rfc3339(text).ok().map(|at| Self::from_millis(at.timestamp_millis()))
     }
 }
 
@@ -67,10 +78,10 @@ impl<'de> Deserialize<'de> for Timestamp {
                 Timestamp::parse(text).ok_or_else(|| E::custom(format!("not an ISO 8601 date and time: {text}")))
             }
             fn visit_i64<E: de::Error>(self, millis: i64) -> Result<Timestamp, E> {
-                Ok(Timestamp(millis))
+                Ok(Timestamp::from_millis(millis))
             }
             fn visit_u64<E: de::Error>(self, millis: u64) -> Result<Timestamp, E> {
-                Ok(Timestamp(i64::try_from(millis).unwrap_or(i64::MAX)))
+                Ok(Timestamp::from_millis(i64::try_from(millis).unwrap_or(i64::MAX)))
             }
         }
         deserializer.deserialize_any(Visitor)
@@ -126,5 +137,8 @@ mod tests {
         assert_eq!(serde_json::to_string(&at).unwrap(), "\"2026-01-01T00:00:00.000Z\"");
         assert_eq!(Timestamp::parse("2026-01-01T01:00:00+01:00"), Some(at));
         assert_eq!(Timestamp::parse("yesterday"), None);
+        // A later moment than any store can read does not exist.
+        assert_eq!(Timestamp::from_millis(i64::MAX).to_string(), "9999-12-31T23:59:59.999Z");
+        assert_eq!(Timestamp::MAX.plus(Duration::from_millis(1)), Timestamp::MAX);
     }
 }

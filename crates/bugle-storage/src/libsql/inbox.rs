@@ -68,9 +68,15 @@ pub(super) fn accept(
     thread: &ThreadKey,
     drafts: &[Draft],
     claim: Option<&LeaseClaim>,
+    create_thread: bool,
 ) -> Answer<Accepted> {
-    check_owner(connection, thread)?;
+    let owner = threads::owner(connection, &thread.thread_id)?;
+    let missing = owner.is_none();
+    check_owned(thread, owner)?;
     let now = Timestamp::now();
+    if create_thread && missing && !drafts.is_empty() {
+        threads::ensure(connection, &NewThread::of(thread), now)?;
+    }
     let mut entries = Vec::with_capacity(drafts.len());
     let mut position = None;
     for draft in drafts {

@@ -215,11 +215,12 @@ impl Storage for LibSql {
 
     async fn accept(&self, accept: Accept) -> Result<Accepted, StorageError> {
         rules::check_accept(&accept)?;
-        let Accept { entries, thread, claim, check_only } = accept;
+        let Accept { entries, thread, claim, check_only, create_thread } = accept;
         let drafts: Vec<inbox::Draft> =
             if check_only { Vec::new() } else { entries.into_iter().map(inbox::Draft::of).collect() };
         let watch = self.inner.watch.clone();
-        self.write(move |connection| inbox::accept(connection, &watch, &thread, &drafts, claim.as_ref())).await
+        self.write(move |connection| inbox::accept(connection, &watch, &thread, &drafts, claim.as_ref(), create_thread))
+            .await
     }
 
     async fn inbox(&self, thread: &ThreadKey) -> Result<Vec<InboxEntry>, StorageError> {

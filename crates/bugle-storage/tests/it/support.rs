@@ -53,7 +53,13 @@ pub(crate) fn entry(thread: &str, id: &str) -> InboxEntry {
 }
 
 pub(crate) fn accept(thread: &str, id: &str) -> Accept {
-    Accept { entries: vec![entry(thread, id)], thread: key(thread), claim: None, check_only: false }
+    Accept {
+        entries: vec![entry(thread, id)],
+        thread: key(thread),
+        claim: None,
+        check_only: false,
+        create_thread: false,
+    }
 }
 
 pub(crate) fn claim(owner: &str, seconds: u64) -> LeaseClaim {

@@ -1,9 +1,11 @@
 //! Stream chunks: what a run says to those who watch it (LOOP §14, HTTP §16).
 
 mod payload;
+mod size;
 mod stream;
 
 pub use payload::*;
+pub(crate) use size::approximate_size;
 pub use stream::{EventId, StreamChunk, encode_frame};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -82,13 +84,18 @@ pub struct DataChunk {
 impl Chunk {
     /// A chunk of the agent's run.
     pub fn agent(run_id: &RunId, payload: Payload) -> Self {
-        Self { run_id: Some(run_id.clone()), from: ChunkFrom::Agent, body: ChunkBody::Payload(payload), metadata: None }
+        Self::with_body(run_id, ChunkBody::Payload(payload))
+    }
+
+    /// A chunk of the agent's run, of any shape.
+    pub fn with_body(run_id: &RunId, body: ChunkBody) -> Self {
+        Self { run_id: Some(run_id.clone()), from: ChunkFrom::Agent, body, metadata: None }
     }
 
     /// A `data-…` chunk that is not to be kept.
     pub fn transient_data(run_id: &RunId, kind: &str, data: Value) -> Self {
         let data = DataChunk { kind: kind.to_owned(), data, id: None, transient: Some(true) };
-        Self { run_id: Some(run_id.clone()), from: ChunkFrom::Agent, body: ChunkBody::Data(data), metadata: None }
+        Self::with_body(run_id, ChunkBody::Data(data))
     }
 
     /// The type on the wire.

@@ -69,7 +69,8 @@ impl RunInput {
             if message.id.is_empty() {
                 message.id = mint();
             }
-            if message.created_at == Timestamp::default() {
+            // A time from a client's clock that runs ahead would put everything after it into the future as well.
+            if message.created_at == Timestamp::default() || message.created_at > after {
                 message.created_at = Timestamp::from_millis(last + 1);
             }
             let at = message.created_at.as_millis();

@@ -253,7 +253,8 @@ fn http_040_wrong_input_names_the_field() {
 #[test]
 fn mem_055_missing_ids_and_times_are_filled_in() {
     let mut input =
-        read(json!(["a", {"role": "user", "content": "b", "id": "given", "createdAt": "1970-01-01T00:00:01Z"}, "c"]));
+        read(json!(["a", {"role": "user", "content": "b", "id": "given", "createdAt": "1970-01-01T00:00:00.005Z"},
+        "c", {"role": "user", "content": "d", "id": "ahead", "createdAt": "9999-12-31T23:59:59.999Z"}]));
     let mut minted = 0;
     input.fill(
         || {
@@ -264,7 +265,8 @@ fn mem_055_missing_ids_and_times_are_filled_in() {
     );
     let filled: Vec<(&str, i64)> =
         input.messages.iter().map(|message| (message.id.as_str(), message.created_at.as_millis())).collect();
-    assert_eq!(filled, [("m1", 11), ("given", 1000), ("m2", 1001)]);
+    // A clock that runs ahead does not take the thread with it.
+    assert_eq!(filled, [("m1", 11), ("given", 5), ("m2", 12), ("ahead", 13)]);
     assert_eq!(
         serde_json::to_value(&input.messages[0].content.parts).unwrap(),
         json!([{"type": "text", "text": "a", "createdAt": 11}])

@@ -29,7 +29,7 @@ pub struct MemoryPubSubOptions {
     /// Stamps events and times leases. Default: the system's.
     #[builder(default = Arc::new(SystemClock))]
     pub clock: SharedClock,
-    /// Events that wait for one subscriber; beyond it the oldest is lost and [`Received::Lagged`] says so (PSL-043).
+    /// Events that wait for one subscriber; beyond it the oldest is lost and [`Received::Lagged`](super::Received::Lagged) says so (PSL-043).
     /// A group loses one only when all its members are full. Default: 1024.
     #[builder(default = NonZeroUsize::new(1024).expect("is not zero"))]
     pub queue_len_max: NonZeroUsize,

@@ -6,7 +6,7 @@ use futures::FutureExt;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
-    time::{Instant, sleep_until},
+    time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -14,6 +14,7 @@ use super::{
     RunOptions, RunOutput, RunSnapshot,
     commit::Committer,
     completion::judge,
+    guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later},
     machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome},
     prepare::{Prepared, prepare},
     request::{Request, RequestEvent, timeout_error},
@@ -25,18 +26,16 @@ use crate::{
     agent::Agent,
     chunk::{
         Chunk, ChunkBody, ChunkFrom, ErrorInfo, FinishReason, Payload, ResponseMetadata, StepFinishPayload, StepOutput,
-        StepResult, TripwirePayload, Usage,
+        StepResult, Usage,
     },
     id::{MessageId, RunId},
     json::{Value, json},
     message::{PromptOptions, StoredMessage, build_prompt_for, to_model_messages},
     model::ModelRequest,
-    processor::{ProcessInput, ProcessorError},
     runtime::{Bugle, Inner, RunInput},
     scorer::ScorerInput,
     storage::InboxEntry,
     thread::{DirectEnd, Input, Letter, RunShared, StreamLog, ThreadLink},
-    time::Timestamp,
     tool::{Written, WrittenWhat},
 };
 
@@ -255,9 +254,8 @@ impl Driver {
                 }
                 () = caller_abort.cancelled(), if !abort_seen => self.shared.stop(false),
                 () = at(deadline), if deadline.is_some() => {
-                    self.total_deadline = None;
-                    let ms = self.prepared.options.model_settings.as_ref().and_then(|s| s.timeout?.total_ms);
-                    events.push_back(RunEvent::TimedOut(timeout_error("total", ms.unwrap_or_default()).info()));
+                    let timed_out = self.timed_out();
+                    events.push_back(timed_out);
                 }
                 () = at(tool_deadline), if tool_deadline.is_some() => self.let_tools_go(&mut events),
                 () = nudged => events.push_back(RunEvent::InputWaits),
@@ -313,10 +311,15 @@ impl Driver {
                     let input = self.question();
                     let Some(completion) = &self.prepared.completion else { continue };
                     let judged = judge(completion, ScorerInput { input, output: answer, iteration });
-                    tokio::select! {
-                        biased;
-                        () = self.shared.abort.cancelled() => {}
-                        verdict = judged => events.push_back(RunEvent::Scored(verdict)),
+                    match self.watch(Duration::ZERO).wait(judged).await {
+                        Ok(verdict) => events.push_back(RunEvent::Scored(verdict)),
+                        // The abort itself is seen by the loop.
+                        Err(Cut::Aborted) => {}
+                        Err(Cut::Left) => return Flow::Left,
+                        Err(Cut::TimedOut) => {
+                            let timed_out = self.timed_out();
+                            events.push_back(timed_out);
+                        }
                     }
                 }
                 RunEffect::StepEnded(summary) => {
@@ -354,11 +357,36 @@ impl Driver {
             return Some(RunEvent::Drained { inputs: entries, rejected: Vec::new(), messages });
         }
         let now = self.inner.clock.now();
-        Some(if first {
-            guard_first(&self.prepared, now, entries, messages).await
+        let mut watch = self.watch(PROCESSOR_GRACE);
+        let judged = if first {
+            guard_first(&self.prepared, &mut watch, now, entries, messages).await
         } else {
-            guard_later(&self.prepared, now, entries).await
-        })
+            guard_later(&self.prepared, &mut watch, now, entries).await
+        };
+        match judged {
+            Ok(event) => Some(event),
+            // What was not judged goes back to the thread with the run's end.
+            Err(Cut::TimedOut) => Some(self.timed_out()),
+            Err(Cut::Left | Cut::Aborted) => None,
+        }
+    }
+
+    /// Watches over a wait for the agent's code.
+    fn watch(&self, grace: Duration) -> Watch {
+        Watch {
+            shared: self.shared.clone(),
+            caller: self.prepared.options.abort.clone().unwrap_or_default(),
+            stop: self.inner.hub.stop.clone(),
+            deadline: self.total_deadline,
+            grace,
+            grace_ends: None,
+        }
+    }
+
+    fn timed_out(&mut self) -> RunEvent {
+        self.total_deadline = None;
+        let ms = self.prepared.options.model_settings.as_ref().and_then(|settings| settings.timeout?.total_ms);
+        RunEvent::TimedOut(timeout_error("total", ms.unwrap_or_default()).info())
     }
 
     // Commits.
@@ -451,8 +479,9 @@ impl Driver {
     // Tools.
 
     fn start_tools(&mut self, runs: Vec<super::machine::ToolRun>) {
+        let here = runs.iter().any(|run| self.prepared.tools.runs_here(&run.name));
+        self.tool_messages = if here { self.machine.transcript().messages().into() } else { Arc::default() };
         self.waiting_tools = runs.into();
-        self.tool_messages = self.machine.transcript().messages().into();
         self.next_tools();
     }
 
@@ -599,7 +628,7 @@ impl Driver {
                 if let Some(hook) = &hooks.on_abort {
                     guarded("onAbort", || hook(&result));
                 }
-                let notice = Chunk { body: ChunkBody::AbortNotice, ..Chunk::agent(&run_id, Payload::Abort {}) };
+                let notice = Chunk::with_body(&run_id, ChunkBody::AbortNotice);
                 let finish = self.machine.finish(Some(FinishReason::Aborted));
                 let own = vec![
                     Chunk::agent(&run_id, Payload::Abort {}),
@@ -638,61 +667,6 @@ pub(crate) fn give_back(machine: &RunMachine, in_hand: &mut Vec<Input>) {
     in_hand.retain(|input| !machine.has_placed(input.id()));
     let joined = machine.joined().map(|entry| Input::of_journal(entry.clone()));
     in_hand.splice(0..0, joined.collect::<Vec<_>>());
-}
-
-/// Judges what starts a run: a refusal stops the run before it begins.
-async fn guard_first(
-    prepared: &Prepared,
-    now: Timestamp,
-    entries: Vec<InboxEntry>,
-    messages: Vec<StoredMessage>,
-) -> RunEvent {
-    let mut seen: Vec<StoredMessage> = messages.clone();
-    seen.extend(entries.iter().map(|entry| entry.signal.to_stored(None, now)));
-    let direct = messages.len();
-    match guard(prepared, &mut seen).await {
-        Ok(()) => {
-            seen.truncate(direct);
-            RunEvent::Drained { inputs: entries, rejected: Vec::new(), messages: seen }
-        }
-        Err(tripwire) => RunEvent::Tripped { tripwire, inputs: entries, messages },
-    }
-}
-
-/// Input that arrives mid-run is judged one by one; a refusal drops that input only (SIG-208, ruling 35).
-async fn guard_later(prepared: &Prepared, now: Timestamp, entries: Vec<InboxEntry>) -> RunEvent {
-    let (mut inputs, mut rejected) = (Vec::new(), Vec::new());
-    for entry in entries {
-        let mut seen = vec![entry.signal.to_stored(None, now)];
-        match guard(prepared, &mut seen).await {
-            Ok(()) => inputs.push(entry),
-            Err(tripwire) => rejected.push((entry, tripwire)),
-        }
-    }
-    RunEvent::Drained { inputs, rejected, messages: Vec::new() }
-}
-
-async fn guard(prepared: &Prepared, messages: &mut Vec<StoredMessage>) -> Result<(), TripwirePayload> {
-    for processor in &prepared.agent.inner().input_processors {
-        let mut input = ProcessInput { messages, request_context: &prepared.options.request_context };
-        let judged = AssertUnwindSafe(processor.process_input(&mut input)).catch_unwind().await;
-        let judged = judged.unwrap_or_else(|_| Err(ProcessorError::Failed("the processor panicked".to_owned())));
-        if let Err(error) = judged {
-            let processor_id = processor.id().to_owned();
-            return Err(error.into_payload(&processor_id).unwrap_or_else(|reason| {
-                tracing::error!(processor = processor_id, reason, "an input processor failed; input is held back");
-                TripwirePayload { reason, retry: false, processor_id: processor_id.clone(), metadata: None }
-            }));
-        }
-    }
-    Ok(())
-}
-
-async fn at(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// A hook that panics is logged and changes nothing (LOOP-181).

@@ -424,7 +424,11 @@ impl RunMachine {
                     mark_blocked(&mut message, &tripwire);
                     self.transcript.add_input(message);
                 }
-                self.end(Ending::Tripped(tripwire), now, &mut effects);
+                if self.aborting {
+                    self.end_aborted(now, &mut effects);
+                } else {
+                    self.end(Ending::Tripped(tripwire), now, &mut effects);
+                }
             }
             RunEvent::Committed => self.committed(now, &mut effects),
             RunEvent::CommitFailed(error) => self.commit_failed(error, &mut effects),
@@ -596,7 +600,7 @@ impl RunMachine {
             }
             AfterCommit::End { echoes, ending } => {
                 self.show_echoes(echoes, effects);
-                self.show_end(&ending, now, effects);
+                self.show_end(&ending, effects);
                 self.phase = Phase::Done;
                 effects.push(RunEffect::End(ending));
             }
@@ -616,7 +620,7 @@ impl RunMachine {
             // What was shown is not stored; say so and end as intended (MEM-054).
             AfterCommit::End { ending, .. } => {
                 self.warnings.push(json!({ "type": "memory-write-failed", "message": error.message }));
-                self.show_end(&ending, Timestamp::from_millis(0), effects);
+                self.show_end(&ending, effects);
                 effects.push(RunEffect::End(ending));
             }
             AfterCommit::Request { .. }
@@ -692,10 +696,8 @@ impl RunMachine {
             if let (Payload::TextDelta { text, .. }, Some(structured)) = (&payload, &mut self.structured)
                 && let Some(partial) = structured.push(text)
             {
-                effects.push(RunEffect::Emit(Chunk {
-                    body: ChunkBody::Object(partial),
-                    ..Chunk::agent(&self.settings.run_id, Payload::Abort {})
-                }));
+                let object = ChunkBody::Object(partial);
+                effects.push(RunEffect::Emit(Chunk::with_body(&self.settings.run_id, object)));
             }
             let chunk = Chunk::agent(&self.settings.run_id, payload);
             match chunk.payload() {
@@ -727,7 +729,7 @@ impl RunMachine {
         self.usage.add(&finish.usage.clone());
         self.keep_response(true, now);
         if calls.is_empty() {
-            return self.boundary(effects);
+            return self.boundary(now, effects);
         }
         self.calls = calls.into_iter().map(|call| CallState { call, outcome: None }).collect();
         self.phase = Phase::Committing(AfterCommit::RunTools);
@@ -785,7 +787,7 @@ impl RunMachine {
         if self.aborting {
             return self.end_aborted(now, effects);
         }
-        self.boundary(effects);
+        self.boundary(now, effects);
     }
 
     /// Results in call order, after the last call has finished (LOOP-065, LOOP-073).
@@ -816,18 +818,14 @@ impl RunMachine {
 
     // The end of a step.
 
-    fn boundary(&mut self, effects: &mut Effects) {
+    fn boundary(&mut self, now: Timestamp, effects: &mut Effects) {
         if self.at_limit() && self.settings.on_step_limit == OnStepLimit::FollowUp {
             // What waits gets a run of its own with a fresh budget (SIG-204).
             self.phase = Phase::Draining(DrainPoint::Boundary);
-            return self.after_boundary_sync(effects);
+            return self.after_boundary(false, Vec::new(), now, effects);
         }
         self.phase = Phase::Draining(DrainPoint::Boundary);
         effects.push(RunEffect::Drain);
-    }
-
-    fn after_boundary_sync(&mut self, effects: &mut Effects) {
-        self.after_boundary(false, Vec::new(), Timestamp::from_millis(0), effects);
     }
 
     fn at_limit(&self) -> bool {
@@ -861,15 +859,13 @@ impl RunMachine {
 
     /// Another step, unless a limit says no.
     fn go_on(&mut self, took_in: bool, echoes: Vec<Chunk>, now: Timestamp, effects: &mut Effects) {
-        let summary = self.summary(self.reason());
-        let mut finished: Vec<StepSummary> = Vec::new();
         let cause = if self.at_limit() {
             Some("max-steps")
         } else if self.settings.stop_when.is_empty() {
             None
         } else {
-            finished.extend(self.steps.iter().cloned());
-            finished.push(summary);
+            let mut finished = self.steps.clone();
+            finished.push(self.summary(self.reason()));
             self.settings.stop_when.iter().any(|stop| stop.is_met(&finished)).then_some("stop-when")
         };
         let Some(cause) = cause else {
@@ -1061,8 +1057,7 @@ impl RunMachine {
                     if let Some(answer) = self.transcript.open_answer() {
                         answer.content.metadata_mut().insert("structuredOutput".to_owned(), object.clone());
                     }
-                    let mut chunk = Chunk::agent(&self.settings.run_id, Payload::Abort {});
-                    chunk.body = ChunkBody::ObjectResult(object);
+                    let mut chunk = Chunk::with_body(&self.settings.run_id, ChunkBody::ObjectResult(object));
                     if structured.used_fallback() {
                         chunk.metadata = Some(json!({ "fallback": true }));
                     }
@@ -1142,7 +1137,7 @@ impl RunMachine {
     }
 
     /// The last chunks that all subscribers see, but the very last: the driver ends the stream with that.
-    fn show_end(&mut self, ending: &Ending, _now: Timestamp, effects: &mut Effects) {
+    fn show_end(&mut self, ending: &Ending, effects: &mut Effects) {
         match ending {
             Ending::Finished => {
                 self.show_start(effects);

@@ -7,6 +7,7 @@
 pub(crate) mod commit;
 mod completion;
 mod driver;
+mod guard;
 pub(crate) mod machine;
 mod options;
 mod output;

@@ -36,7 +36,9 @@ pub(crate) enum RequestEvent {
 pub(crate) struct Request {
     models: Vec<ModelEntry>,
     at: usize,
-    request: ModelRequest,
+    /// Given away with the last try.
+    request: Option<ModelRequest>,
+    streaming: bool,
     default_retries: u32,
     tries: u32,
     state: State,
@@ -61,7 +63,8 @@ impl Request {
         let mut this = Self {
             models,
             at,
-            request,
+            streaming: request.streaming,
+            request: Some(request),
             default_retries,
             tries: 0,
             state: State::Done,
@@ -80,15 +83,26 @@ impl Request {
         self.at
     }
 
+    /// How often the current model is tried again.
+    fn retries(&self) -> u32 {
+        self.models.get(self.at).and_then(|entry| entry.max_retries).unwrap_or(self.default_retries)
+    }
+
     fn connect(&mut self) {
         let Some(entry) = self.models.get(self.at) else {
             self.state = State::Done;
             return;
         };
-        let (model, request) = (entry.model.clone(), self.request.clone());
+        let model = entry.model.clone();
+        let last = self.tries >= self.retries() && self.at + 1 >= self.models.len();
+        let request = if last { self.request.take() } else { self.request.clone() };
+        let Some(request) = request else {
+            self.state = State::Done;
+            return;
+        };
         let after = |ms: Option<f64>| ms.map(|ms| Instant::now() + Duration::from_secs_f64(ms / 1000.0));
         self.step_deadline = after(self.timeouts.step_ms);
-        self.first_deadline = if self.request.streaming { after(self.timeouts.first_chunk_ms) } else { None };
+        self.first_deadline = if self.streaming { after(self.timeouts.first_chunk_ms) } else { None };
         self.state = State::Connecting(Box::pin(async move { model.stream(request).await }));
     }
 
@@ -190,8 +204,7 @@ impl Request {
         if self.visible {
             return Some(RequestEvent::Failed(error));
         }
-        let retries = self.models.get(self.at).and_then(|entry| entry.max_retries).unwrap_or(self.default_retries);
-        if error.is_retryable() && error.kind != ModelErrorKind::Truncated && self.tries < retries {
+        if error.is_retryable() && error.kind != ModelErrorKind::Truncated && self.tries < self.retries() {
             let backoff = Duration::from_secs(1 << self.tries.min(5));
             let wait = error.retry_after.map_or(backoff, |asked| asked.min(RETRY_AFTER_MAX));
             self.tries += 1;

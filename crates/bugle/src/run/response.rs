@@ -123,12 +123,10 @@ impl Response {
             }
             ModelEvent::ReasoningEnd { id, provider_metadata } => self.close(&id, provider_metadata),
             ModelEvent::ToolInputStart { id, name, provider_executed } => {
-                let call = self.begin_call(id, name, provider_executed, unique);
-                vec![Payload::ToolCallInputStart {
-                    tool_call_id: call.id.clone(),
-                    tool_name: call.name.clone(),
-                    provider_executed: provider_executed.then_some(true),
-                }]
+                let tool_name = name.clone();
+                let tool_call_id = self.begin_call(id, name, provider_executed, unique);
+                let provider_executed = provider_executed.then_some(true);
+                vec![Payload::ToolCallInputStart { tool_call_id, tool_name, provider_executed }]
             }
             ModelEvent::ToolInputDelta { id, delta } => match self.call(&id) {
                 Some(call) => {
@@ -268,13 +266,14 @@ impl Response {
         })
     }
 
+    /// A call begins; gives its id.
     fn begin_call(
         &mut self,
         provider_id: String,
         name: String,
         provider_executed: bool,
         unique: impl Fn(&str) -> String,
-    ) -> &Call {
+    ) -> String {
         let mut id = unique(&provider_id);
         // Two calls of one response with one id (R33b): the second gets an id of its own.
         let mut copy = 2;
@@ -284,7 +283,7 @@ impl Response {
         }
         self.blocks.push(Block::Call(Call {
             provider_id,
-            id,
+            id: id.clone(),
             name,
             input: String::new(),
             args: None,
@@ -292,10 +291,7 @@ impl Response {
             provider_executed,
             metadata: None,
         }));
-        match self.blocks.last() {
-            Some(Block::Call(call)) => call,
-            _ => unreachable!("a call was just pushed"),
-        }
+        id
     }
 
     /// The call under construction with this provider id.

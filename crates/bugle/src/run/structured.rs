@@ -59,6 +59,8 @@ pub(crate) struct Structured {
     wrap: Wrap,
     text: String,
     partial: Option<Value>,
+    /// The length of the text from which the next partial value is looked for.
+    next_at: usize,
     object: Option<Value>,
     used_fallback: bool,
 }
@@ -69,25 +71,28 @@ const PARTIAL_BYTES: usize = 64 * 1024;
 impl Structured {
     pub(crate) fn new(options: StructuredOutput) -> Self {
         let wrap = Wrap::of(&options.schema);
-        Self { options, wrap, text: String::new(), partial: None, object: None, used_fallback: false }
+        Self { options, wrap, text: String::new(), partial: None, next_at: 0, object: None, used_fallback: false }
     }
 
     /// A request begins, or is thrown away (SIG-231).
     pub(crate) fn reset(&mut self) {
         self.text.clear();
         self.partial = None;
+        self.next_at = 0;
     }
 
-    /// Takes in text; gives the partial value if it has changed (LOOP-154).
+    /// Takes in text; gives the partial value if it has changed (LOOP-154) and the text has grown by a sixteenth since
+    /// the last: each is a whole value, and all of them together stay in proportion to the text.
     pub(crate) fn push(&mut self, text: &str) -> Option<Value> {
         self.text.push_str(text);
-        if self.text.len() > PARTIAL_BYTES {
+        if self.text.len() > PARTIAL_BYTES || self.text.len() < self.next_at {
             return None;
         }
         let partial = self.wrap.unwrap(complete_json(&self.text)?);
         if self.partial.as_ref() == Some(&partial) {
             return None;
         }
+        self.next_at = self.text.len() + (self.text.len() / 16).max(1);
         self.partial = Some(partial.clone());
         Some(partial)
     }
@@ -221,6 +226,27 @@ mod tests {
             assert_eq!(complete_json(text), Some(value), "{text}");
         }
         assert_eq!(complete_json("hello"), None);
+    }
+
+    #[test]
+    fn loop_154_partial_values_together_stay_in_proportion_to_the_text() {
+        let text = format!("{{\"a\":\"{}\"}}", "x".repeat(20_000));
+        let options = StructuredOutput {
+            schema: json!({"type": "object"}),
+            instructions: None,
+            json_prompt_injection: None,
+            error_strategy: ErrorStrategy::Strict,
+            fallback_value: None,
+        };
+        let mut structured = Structured::new(options);
+        let mut sizes = Vec::new();
+        for at in 0..text.len() {
+            sizes.extend(structured.push(&text[at..=at]).map(|partial| partial.to_string().len()));
+        }
+        assert!(sizes.windows(2).all(|pair| pair[0] < pair[1]));
+        assert!(sizes.len() > 50, "{}", sizes.len());
+        assert!(sizes.iter().sum::<usize>() < text.len() * 18, "{}", sizes.iter().sum::<usize>());
+        assert_eq!(structured.finish(&text).unwrap().unwrap()["a"].as_str().unwrap().len(), 20_000);
     }
 
     #[test]

@@ -107,6 +107,11 @@ impl ToolTable {
             .collect()
     }
 
+    /// Whether this process runs the tool.
+    pub(crate) fn runs_here(&self, name: &str) -> bool {
+        self.find(name).is_some_and(|tool| tool.execute().is_some())
+    }
+
     fn is_active(&self, name: &str) -> bool {
         self.active.as_ref().is_none_or(|active| active.iter().any(|known| known == name))
     }

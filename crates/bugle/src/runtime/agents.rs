@@ -16,12 +16,15 @@ use crate::{
     id::{MessageId, RunId, ThreadKey},
     message::StoredMessage,
     run::{RunOptions, RunOutput, RunSeed, RunStream, SeedKind, drive},
-    signal::{Signal, SignalInput, validate_attributes},
+    signal::{InvalidSignal, Signal, SignalInput, validate_attributes},
     storage::{InboxEntry, InputMode, StorageError},
     thread::{
         DirectRequest, Input, Letter, LogReader, QueueEvents, RunShared, RunUser, SendLetter, StreamLog, Subscription,
     },
 };
+
+/// How far a sender's clock may run ahead.
+const CLOCK_SKEW: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
 
 /// An agent of a runtime. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -111,6 +114,10 @@ impl AgentHandle {
         let (thread, by_run) = self.find_target(&target, mode)?;
         let now = inner.clock.now();
         let mut signal = signal.normalise(MessageId::fresh, now)?;
+        if signal.created_at > now.plus(CLOCK_SKEW) {
+            let message = format!("createdAt lies in the future; it is {now} here");
+            return Err(InvalidSignal { field: "createdAt".to_owned(), message }.into());
+        }
         signal.accepted_at = Some(now);
         // Every branch that could apply is checked now; afterwards nothing can fail for its name (SIG-017).
         for branch in [&target.if_active.attributes, &target.if_idle.attributes].into_iter().flatten() {

@@ -107,6 +107,9 @@ impl SignalInput {
         if !is_xml_name(&tag_name) {
             return Err(InvalidSignal::new("tagName", format!("Invalid signal XML tag name: {tag_name}")));
         }
+        if self.id.as_ref().is_some_and(|id| id.trim().is_empty()) {
+            return Err(InvalidSignal::new("id", "id must not be blank; leave it out to have one made"));
+        }
         let contents = self.contents.ok_or_else(|| missing_contents("contents"))?;
         if let Some(attributes) = &self.attributes {
             validate_attributes(attributes)?;
@@ -320,6 +323,14 @@ mod tests {
 
     fn attributes(value: Value) -> Attributes {
         serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn sig_016_a_blank_id_is_rejected_at_acceptance() {
+        for id in ["", " ", "\n"] {
+            let error = normal(SignalInput { id: Some(id.into()), ..SignalInput::message("x") }).unwrap_err();
+            assert_eq!(error.field, "id");
+        }
     }
 
     #[test]

@@ -397,6 +397,7 @@ impl World {
                     thread: self.key.clone(),
                     claim: Some(claim),
                     check_only: self.sabotage == Sabotage::ForgetAppend,
+                    create_thread: true,
                 };
                 let mut result = if happens { now(storage.accept(accept)) } else { Err(away()) };
                 if self.sabotage == Sabotage::ForgetAppend

@@ -64,6 +64,9 @@ pub struct Accept {
     pub claim: Option<LeaseClaim>,
     /// Only check who owns the thread; used for input that is not journaled.
     pub check_only: bool,
+    /// Makes the thread for its resource, if it is missing, in the same transaction: of two resources that meet on a new
+    /// thread one is refused before anything of it is accepted (SIG-362, SIG-364).
+    pub create_thread: bool,
 }
 
 /// A wish to own a thread.

@@ -25,6 +25,17 @@ pub struct NewThread {
     pub metadata: Option<Object>,
 }
 
+impl NewThread {
+    /// The thread of a key, untitled.
+    pub fn of(key: &ThreadKey) -> Self {
+        Self {
+            id: Some(key.thread_id.to_string()),
+            resource_id: key.resource_id.as_deref().unwrap_or_default().to_owned(),
+            ..Self::default()
+        }
+    }
+}
+
 /// A change of a thread.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ThreadUpdate {

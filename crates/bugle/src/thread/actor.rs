@@ -571,7 +571,14 @@ impl Actor {
 
     fn perform(&mut self, effect: ThreadEffect) {
         match effect {
-            ThreadEffect::Journal(input) => self.journal.push(Op::Append(vec![input.entry])),
+            ThreadEffect::Journal(input) => {
+                let agent = self.inner.agent_by_id(&input.entry.agent_id);
+                let stores = agent.is_some_and(|agent| agent.memory().is_some_and(|memory| !memory.read_only));
+                if stores && self.key.resource_id.is_some() {
+                    self.journal.creates_thread();
+                }
+                self.journal.push(Op::Append(vec![input.entry]));
+            }
             ThreadEffect::Claim => self.journal.push(Op::Claim),
             ThreadEffect::StartRun(start) => self.start_run(start),
             ThreadEffect::Nudge { interrupt } => {

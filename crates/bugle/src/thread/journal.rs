@@ -73,6 +73,8 @@ pub(super) struct Journal {
     storage: SharedStorage,
     thread: ThreadKey,
     claim: LeaseClaim,
+    /// What is appended makes its thread.
+    creates: bool,
     waiting: VecDeque<Op>,
     running: Option<Running>,
 }
@@ -80,7 +82,7 @@ pub(super) struct Journal {
 impl Journal {
     pub(super) fn new(storage: SharedStorage, thread: ThreadKey, lease_ttl: Duration) -> Self {
         let claim = LeaseClaim { owner: storage.owner(), ttl: lease_ttl };
-        Self { storage, thread, claim, waiting: VecDeque::new(), running: None }
+        Self { storage, thread, claim, creates: false, waiting: VecDeque::new(), running: None }
     }
 
     /// Adds a write; one that appends joins an append that still waits.
@@ -93,6 +95,11 @@ impl Journal {
         } else {
             self.waiting.push_back(op);
         }
+    }
+
+    /// Input of an agent with memory makes the thread it is for, with its acceptance (SIG-362).
+    pub(super) fn creates_thread(&mut self) {
+        self.creates = true;
     }
 
     /// Puts writes back, one entry each, in front of what waits.
@@ -118,7 +125,7 @@ impl Journal {
             match self.waiting.pop_front() {
                 Some(op) => {
                     let (storage, thread, claim) = (self.storage.clone(), self.thread.clone(), self.claim.clone());
-                    self.running = Some(Box::pin(perform(storage, thread, claim, op)));
+                    self.running = Some(Box::pin(perform(storage, thread, claim, op, self.creates)));
                 }
                 None => std::future::pending::<()>().await,
             }
@@ -132,10 +139,11 @@ impl Journal {
     }
 }
 
-async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim, op: Op) -> Done {
+async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim, op: Op, create_thread: bool) -> Done {
     match op {
         Op::Append(entries) => {
-            let accept = Accept { entries: entries.clone(), thread, claim: Some(claim), check_only: false };
+            let accept =
+                Accept { entries: entries.clone(), thread, claim: Some(claim), check_only: false, create_thread };
             Done::Appended { entries, result: accept_patiently(&*storage, accept).await }
         }
         Op::Claim => Done::Claimed(claim_only(&*storage, &thread, claim).await),
@@ -191,7 +199,13 @@ async fn accept_patiently(storage: &dyn Storage, accept: Accept) -> Result<Accep
 }
 
 async fn claim_only(storage: &dyn Storage, thread: &ThreadKey, claim: LeaseClaim) -> Result<Lease, StorageError> {
-    let accept = Accept { entries: Vec::new(), thread: thread.clone(), claim: Some(claim), check_only: true };
+    let accept = Accept {
+        entries: Vec::new(),
+        thread: thread.clone(),
+        claim: Some(claim),
+        check_only: true,
+        create_thread: false,
+    };
     let accepted = storage.accept(accept).await?;
     accepted.lease.ok_or_else(|| StorageError::Unavailable {
         message: format!("the store did not answer who owns thread {thread}"),

@@ -16,15 +16,15 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    chunk::{Chunk, ChunkBody, EventId, Payload, StreamChunk},
+    chunk::{Chunk, EventId, Payload, StreamChunk, approximate_size},
     id::RunId,
     run::DirectChunk,
 };
 
 /// What a log holds at most, by the approximate size of its chunks.
 const LOG_BYTES: usize = 8 * 1024 * 1024;
-/// What is kept of runs that have ended, for those who reconnect.
-const ENDED_BYTES: usize = 1024 * 1024;
+/// What is kept of runs that have ended, for those who reconnect: some five thousand short deltas.
+const ENDED_BYTES: usize = 4 * 1024 * 1024;
 
 /// The log.
 #[derive(Debug, Default)]
@@ -74,10 +74,33 @@ impl State {
         self.entries.get(index).map(|entry| &entry.chunk)
     }
 
+    fn read(&self, cursor: &mut u64) -> Read {
+        let front = self.front();
+        if *cursor < front {
+            let lost = front - *cursor;
+            *cursor = front;
+            return Read::Lost(lost);
+        }
+        match self.at(*cursor) {
+            Some(chunk) => {
+                *cursor += 1;
+                Read::Chunk(chunk.clone())
+            }
+            None if self.closed => Read::Closed,
+            None => Read::Nothing,
+        }
+    }
+
+    fn behind(&self, cursor: u64) -> Lag {
+        let index = usize::try_from(cursor.saturating_sub(self.front())).unwrap_or(usize::MAX);
+        let offset = self.entries.get(index).map_or(self.written, |entry| entry.offset);
+        Lag { chunks: self.next.saturating_sub(cursor), bytes: self.written - offset }
+    }
+
     fn push(&mut self, chunk: Chunk) -> u64 {
         self.number += 1;
         let id = EventId { epoch: self.epoch, number: self.number };
-        let size = approximate_size(&chunk);
+        let size = size_of::<Entry>() + approximate_size(&chunk);
         let seq = self.next;
         self.next += 1;
         self.bytes += size;
@@ -245,29 +268,16 @@ impl StreamLog {
 
     /// The chunk at `cursor`, which moves on. `Lost` tells how many were dropped before it could be read.
     pub(crate) fn read(&self, cursor: &mut u64) -> Read {
-        let state = self.state.lock();
-        let front = state.front();
-        if *cursor < front {
-            let lost = front - *cursor;
-            *cursor = front;
-            return Read::Lost(lost);
-        }
-        match state.at(*cursor) {
-            Some(chunk) => {
-                *cursor += 1;
-                Read::Chunk(chunk.clone())
-            }
-            None if state.closed => Read::Closed,
-            None => Read::Nothing,
-        }
+        self.state.lock().read(cursor)
     }
 
-    /// How many chunks and bytes a cursor is behind.
-    pub(crate) fn behind(&self, cursor: u64) -> (u64, u64) {
+    /// The same for a reader that may lag behind by so much; `None` if it lags further.
+    pub(crate) fn read_within(&self, cursor: &mut u64, limit: Lag) -> Option<Read> {
         let state = self.state.lock();
-        let index = usize::try_from(cursor.saturating_sub(state.front())).unwrap_or(usize::MAX);
-        let offset = state.entries.get(index).map_or(state.written, |entry| entry.offset);
-        (state.next.saturating_sub(cursor), state.written - offset)
+        let behind = state.behind(*cursor);
+        // One chunk by itself is no lag, however large.
+        let lags = behind.chunks > limit.chunks || (behind.chunks > 1 && behind.bytes > limit.bytes);
+        (!lags).then(|| state.read(cursor))
     }
 
     /// Waits for a change after `probe` found nothing.
@@ -282,6 +292,13 @@ impl StreamLog {
             changed.await;
         }
     }
+}
+
+/// How far a cursor is behind.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lag {
+    pub(crate) chunks: u64,
+    pub(crate) bytes: u64,
 }
 
 /// What a cursor finds.
@@ -450,27 +467,66 @@ pub(crate) fn lagged(run_id: &RunId, skipped: u64) -> Chunk {
     Chunk::transient_data(run_id, "data-subscription-lagged", data)
 }
 
-fn approximate_size(chunk: &Chunk) -> usize {
-    const OVERHEAD: usize = 200;
-    let content = match &chunk.body {
-        ChunkBody::Payload(Payload::TextDelta { text, .. } | Payload::ReasoningDelta { text, .. }) => text.len(),
-        ChunkBody::Payload(Payload::ToolCallDelta { args_text_delta, .. }) => args_text_delta.len(),
-        ChunkBody::Payload(Payload::StepFinish(finish) | Payload::Finish(finish)) => finish.output.text.len() + 1024,
-        ChunkBody::Payload(Payload::ToolResult(result)) => value_size(&result.result),
-        ChunkBody::Payload(Payload::ToolOutput { output, .. }) => value_size(output),
-        ChunkBody::Payload(Payload::File { data, .. }) => data.len(),
-        ChunkBody::Data(data) => value_size(&data.data),
-        _ => 100,
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        chunk::{ChunkBody, ErrorInfo, ToolCallPayload},
+        json::json,
     };
-    OVERHEAD + content
-}
 
-fn value_size(value: &serde_json::Value) -> usize {
-    use serde_json::Value;
-    match value {
-        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
-        Value::String(text) => text.len() + 2,
-        Value::Array(items) => items.iter().map(value_size).sum::<usize>() + 2,
-        Value::Object(fields) => fields.iter().map(|(key, value)| key.len() + 4 + value_size(value)).sum::<usize>() + 2,
+    fn held(chunks: impl IntoIterator<Item = ChunkBody>) -> (usize, usize) {
+        let log = StreamLog::default();
+        let run = RunId::from("r");
+        log.begin_run(&run);
+        for body in chunks {
+            log.push(Chunk::with_body(&run, body));
+        }
+        let state = log.state.lock();
+        let frames = state.entries.iter().map(|entry| entry.chunk.frame().len()).sum();
+        (state.entries.len(), frames)
+    }
+
+    #[test]
+    fn sig_507_the_log_is_bounded_whatever_its_chunks_are() {
+        let text = "x".repeat(64 * 1024);
+        let value = json!({ "text": text, "numbers": vec![1; 1000] });
+        let call = |args| ToolCallPayload {
+            tool_call_id: "c".into(),
+            tool_name: "t".into(),
+            args,
+            provider_executed: None,
+            provider_metadata: None,
+        };
+        let error = ErrorInfo::new("Error", text.clone());
+        let tool_error = Payload::ToolError {
+            tool_call_id: "c".into(),
+            tool_name: "t".into(),
+            args: None,
+            error: error.clone(),
+            provider_executed: None,
+        };
+        let ended = crate::run::aborted_direct(&RunId::from("r")).pop().unwrap();
+        let Some(Payload::Finish(finish)) = ended.payload() else { panic!("no finish") };
+        let mut finish = finish.clone();
+        finish.output.tool_calls = vec![value.clone()];
+        let mut with_object = finish.clone();
+        with_object.output = crate::chunk::StepOutput { object: Some(value.clone()), ..Default::default() };
+        for body in [
+            ChunkBody::Object(value.clone()),
+            ChunkBody::ObjectResult(value.clone()),
+            ChunkBody::Payload(Payload::Raw(value.clone())),
+            ChunkBody::Payload(Payload::ToolCall(call(value.clone()))),
+            ChunkBody::Payload(Payload::Error { error }),
+            ChunkBody::Payload(tool_error),
+            ChunkBody::Payload(Payload::StepFinish(finish)),
+            ChunkBody::Payload(Payload::Finish(with_object)),
+            ChunkBody::Unknown { kind: "new".into(), payload: Some(value) },
+        ] {
+            let kind = Chunk::with_body(&RunId::from("r"), body.clone()).kind().to_owned();
+            let (count, frames) = held(std::iter::repeat_n(body, 300));
+            assert!(count > 20 && count < 100, "{kind}: {count}");
+            assert!(frames <= LOG_BYTES / 2, "{kind}: {frames}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use super::{
     ThreadRef,
-    log::{Gap, Read, StreamLog, lagged},
+    log::{Gap, Lag, Read, StreamLog, lagged},
 };
 use crate::{
     chunk::{Chunk, ChunkBody, DataChunk, Payload, StreamChunk},
@@ -15,9 +15,9 @@ use crate::{
 };
 
 /// A subscriber further behind than this is told, and gets what it missed with adjacent deltas merged (SIG-508).
-const LAG_CHUNKS: u64 = 1024;
-/// The same in bytes.
-const LAG_BYTES: u64 = 1024 * 1024;
+const LAG: Lag = Lag { chunks: 1024, bytes: 1024 * 1024 };
+/// What is merged at once, at most; the rest follows with a notice of its own.
+const CATCH_UP: usize = 8192;
 
 /// A live view of a thread: all its runs, of any agent, one after the other. Dropping it unsubscribes; nothing else ends
 /// it but the runtime's shutdown (SIG-322).
@@ -101,11 +101,16 @@ impl Subscription {
             if let Some(ready) = self.ready.pop_front() {
                 return Some(Some(ready));
             }
-            if self.cursor >= self.caught_up_at && self.lags() {
+            let read = if self.cursor < self.caught_up_at {
+                Some(self.log.read(&mut self.cursor))
+            } else {
+                self.log.read_within(&mut self.cursor, LAG)
+            };
+            let Some(read) = read else {
                 self.catch_up();
                 continue;
-            }
-            match self.log.read(&mut self.cursor) {
+            };
+            match read {
                 Read::Chunk(chunk) => {
                     if self.shows(&chunk.chunk) {
                         self.note_run(&chunk);
@@ -119,23 +124,19 @@ impl Subscription {
         }
     }
 
-    fn lags(&self) -> bool {
-        let (chunks, bytes) = self.log.behind(self.cursor);
-        // One chunk by itself is no lag, however large.
-        chunks > LAG_CHUNKS || (chunks > 1 && bytes > LAG_BYTES)
-    }
-
     fn note_run(&mut self, chunk: &StreamChunk) {
         if chunk.chunk.run_id != self.last_run {
             self.last_run.clone_from(&chunk.chunk.run_id);
         }
     }
 
-    /// Takes all that is held at once, adjacent deltas of one block merged under the id of their last.
+    /// Takes what is held at once, adjacent deltas of one block merged under the id of their last.
     fn catch_up(&mut self) {
         let mut merged: VecDeque<Arc<StreamChunk>> = VecDeque::new();
+        // Deltas being merged, which belong after `merged`.
+        let mut growing: Option<StreamChunk> = None;
         let mut skipped = 0;
-        loop {
+        for _ in 0..CATCH_UP {
             let chunk = match self.log.read(&mut self.cursor) {
                 Read::Chunk(chunk) => chunk,
                 Read::Lost(lost) => {
@@ -147,15 +148,26 @@ impl Subscription {
             if !self.shows(&chunk.chunk) {
                 continue;
             }
-            match merged.back().and_then(|last| merge(&last.chunk, &chunk.chunk)) {
-                Some(both) => {
+            if let Some(grown) = &mut growing {
+                if continues(&grown.chunk, &chunk.chunk) {
+                    append(&mut grown.chunk, &chunk.chunk);
+                    grown.id = chunk.id;
                     skipped += 1;
-                    merged.pop_back();
-                    merged.push_back(Arc::new(StreamChunk::new(chunk.id, both)));
+                    continue;
                 }
-                None => merged.push_back(chunk),
+                merged.extend(growing.take().map(Arc::new));
+            }
+            match merged.pop_back() {
+                Some(last) if continues(&last.chunk, &chunk.chunk) => {
+                    let mut both = last.chunk.clone();
+                    append(&mut both, &chunk.chunk);
+                    skipped += 1;
+                    growing = Some(StreamChunk::new(chunk.id, both));
+                }
+                last => merged.extend(last.into_iter().chain([chunk])),
             }
         }
+        merged.extend(growing.map(Arc::new));
         if let Some(first) = merged.front().and_then(|chunk| chunk.chunk.run_id.clone()) {
             self.last_run = Some(first);
         }
@@ -189,30 +201,51 @@ impl Drop for Subscription {
     }
 }
 
-/// Two deltas of one block as one.
-fn merge(first: &Chunk, second: &Chunk) -> Option<Chunk> {
-    if first.run_id != second.run_id {
-        return None;
-    }
-    let payload = match (first.payload()?, second.payload()?) {
-        (Payload::TextDelta { id: a, text, .. }, Payload::TextDelta { id: b, text: more, provider_metadata })
-            if a == b =>
-        {
-            Payload::TextDelta {
-                id: b.clone(),
-                text: format!("{text}{more}"),
-                provider_metadata: provider_metadata.clone(),
-            }
+/// Whether these are deltas of one block.
+fn continues(first: &Chunk, second: &Chunk) -> bool {
+    first.run_id == second.run_id
+        && match (first.payload(), second.payload()) {
+            (Some(Payload::TextDelta { id: a, .. }), Some(Payload::TextDelta { id: b, .. }))
+            | (Some(Payload::ReasoningDelta { id: a, .. }), Some(Payload::ReasoningDelta { id: b, .. })) => a == b,
+            _ => false,
         }
-        (
-            Payload::ReasoningDelta { id: a, text, .. },
-            Payload::ReasoningDelta { id: b, text: more, provider_metadata },
-        ) if a == b => Payload::ReasoningDelta {
-            id: b.clone(),
-            text: format!("{text}{more}"),
-            provider_metadata: provider_metadata.clone(),
-        },
-        _ => return None,
-    };
-    Some(Chunk { body: ChunkBody::Payload(payload), ..second.clone() })
+}
+
+/// Adds a delta that continues `first`; what else it says replaces what `first` said.
+fn append(first: &mut Chunk, second: &Chunk) {
+    if let (
+        ChunkBody::Payload(
+            Payload::TextDelta { text, provider_metadata, .. }
+            | Payload::ReasoningDelta { text, provider_metadata, .. },
+        ),
+        Some(
+            Payload::TextDelta { text: more, provider_metadata: newer, .. }
+            | Payload::ReasoningDelta { text: more, provider_metadata: newer, .. },
+        ),
+    ) = (&mut first.body, second.payload())
+    {
+        text.push_str(more);
+        provider_metadata.clone_from(newer);
+        first.metadata.clone_from(&second.metadata);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delta(id: &str, text: &str) -> Chunk {
+        let payload = Payload::TextDelta { id: id.into(), text: text.into(), provider_metadata: None };
+        Chunk::agent(&"r".into(), payload)
+    }
+
+    #[test]
+    fn sig_508_deltas_of_one_block_are_appended_and_those_of_others_are_not() {
+        let (mut first, same, other) = (delta("t", "a"), delta("t", "b"), delta("u", "c"));
+        assert!(continues(&first, &same) && !continues(&first, &other));
+        let reasoning = Payload::ReasoningDelta { id: "t".into(), text: "b".into(), provider_metadata: None };
+        assert!(!continues(&first, &Chunk::agent(&"r".into(), reasoning)));
+        append(&mut first, &same);
+        assert_eq!(first, delta("t", "ab"));
+    }
 }

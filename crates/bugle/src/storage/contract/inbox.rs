@@ -14,7 +14,13 @@ use crate::{
 };
 
 fn accept(ids: &[&str]) -> Accept {
-    Accept { entries: ids.iter().map(|id| entry(id)).collect(), thread: key(), claim: None, check_only: false }
+    Accept {
+        entries: ids.iter().map(|id| entry(id)).collect(),
+        thread: key(),
+        claim: None,
+        check_only: false,
+        create_thread: false,
+    }
 }
 
 fn commit(epoch: u64) -> Commit {
@@ -144,8 +150,13 @@ pub(super) async fn sig_364_ownership_is_checked_before_every_write(store: Share
     let theirs = InboxEntry { thread: bob.clone(), ..entry("s1") };
     let refused = |answer: &StorageError| matches!(answer, StorageError::ThreadOwnership { owner, given, .. } if owner == "ann" && given == "bob");
     for check_only in [false, true] {
-        let attempt =
-            Accept { entries: vec![theirs.clone()], thread: bob.clone(), claim: Some(claim("x", 9)), check_only };
+        let attempt = Accept {
+            entries: vec![theirs.clone()],
+            thread: bob.clone(),
+            claim: Some(claim("x", 9)),
+            check_only,
+            create_thread: true,
+        };
         let answer = store.accept(attempt).await;
         assert!(answer.as_ref().is_err_and(refused), "SIG-364: {answer:?}");
     }
@@ -158,8 +169,21 @@ pub(super) async fn sig_364_ownership_is_checked_before_every_write(store: Share
     store.create_thread(new_thread("free", "")).await?;
     for thread in ["free", "new"].map(|id| ThreadKey::new("bob", id)) {
         let mine = InboxEntry { thread: thread.clone(), ..entry(&format!("s-{}", thread.thread_id)) };
-        store.accept(Accept { entries: vec![mine], thread, claim: None, check_only: false }).await?;
+        store
+            .accept(Accept { entries: vec![mine], thread, claim: None, check_only: false, create_thread: false })
+            .await?;
     }
+    // The first resource whose input is accepted on a new thread owns it from then on (SIG-362).
+    let meet = |resource: &str, id: &str| {
+        let thread = ThreadKey::new(resource, "meet");
+        let entries = vec![InboxEntry { thread: thread.clone(), ..entry(id) }];
+        Accept { entries, thread, claim: Some(claim("x", 9)), check_only: false, create_thread: true }
+    };
+    store.accept(meet("cid", "s-cid")).await?;
+    assert_eq!(store.get_thread("meet").await?.map(|thread| thread.resource_id), Some("cid".to_owned()), "SIG-362");
+    let late = store.accept(meet("dora", "s-dora")).await;
+    assert!(matches!(late, Err(StorageError::ThreadOwnership { .. })), "SIG-364: {late:?}");
+    assert_eq!(store.inbox(&ThreadKey::new("dora", "meet")).await?, [], "SIG-364");
     Ok(())
 }
 

@@ -130,7 +130,13 @@ pub(super) async fn mem_017_metadata_filters(store: SharedStorage) -> Checked {
 pub(super) async fn mem_019_deletion_leaves_nothing(store: SharedStorage) -> Checked {
     with_thread(&*store).await?;
     store.save_messages(vec![message("m1", 1)]).await?;
-    let accept = Accept { entries: vec![entry("s1"), entry("s2")], thread: key(), claim: None, check_only: false };
+    let accept = Accept {
+        entries: vec![entry("s1"), entry("s2")],
+        thread: key(),
+        claim: None,
+        check_only: false,
+        create_thread: false,
+    };
     store.accept(accept.clone()).await?;
     store.commit(Commit { consumed: vec!["s1".into()], ..Commit::new(key(), 0) }).await?;
     assert!(store.delete_thread("t1").await?, "MEM-019");

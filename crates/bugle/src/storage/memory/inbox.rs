@@ -6,7 +6,8 @@ use super::{Place, Placed, State};
 use crate::{
     id::{MessageId, ThreadKey},
     storage::{
-        Accept, Accepted, Commit, EntryOutcome, InboxEntry, Lease, LeaseClaim, RunChange, RunStatus, StorageError,
+        Accept, Accepted, Commit, EntryOutcome, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunStatus,
+        StorageError,
         rules::{self, LeaseState},
     },
     time::Timestamp,
@@ -21,6 +22,11 @@ impl State {
         if !accept.check_only {
             // All are judged before the first is appended, so that a refusal leaves nothing behind.
             let known = accept.entries.iter().map(|entry| self.known(entry)).collect::<Result<Vec<_>, _>>()?;
+            if accept.create_thread && !self.threads.contains_key(&*accept.thread.thread_id) {
+                let new = NewThread::of(&accept.thread);
+                let thread = rules::create_or_update_thread(None, new, now)?;
+                self.threads.insert(thread.id.clone(), thread);
+            }
             for (entry, known) in accept.entries.into_iter().zip(known) {
                 // An id that comes twice in one call meets itself here.
                 let known = match known {

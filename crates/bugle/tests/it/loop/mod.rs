@@ -3,6 +3,7 @@
 mod abort;
 mod chunks;
 mod errors;
+mod guards;
 mod memory;
 mod options;
 mod steps;
