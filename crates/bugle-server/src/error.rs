@@ -131,7 +131,9 @@ impl From<StorageError> for Failure {
             StorageError::MessageOwnership { .. } => Self::forbidden(text),
             StorageError::NotFound { what: "thread", .. } => Self::unknown_thread(),
             StorageError::NotFound { .. } => Self::not_found(text),
-            StorageError::Exists { .. } | StorageError::DifferentContent { .. } => Self::conflict(text),
+            StorageError::Busy { .. } | StorageError::Exists { .. } | StorageError::DifferentContent { .. } => {
+                Self::conflict(text)
+            }
             StorageError::Invalid(_) => Self::bad_request(text),
             StorageError::Unsupported { .. } => Self::unsupported(text),
             StorageError::StaleEpoch { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
@@ -159,6 +161,7 @@ impl From<Error> for Failure {
             Error::AlreadyTaken { run_id, .. } | Error::RunInProgress { run_id, .. } => {
                 Self::conflict(text).with_run(&run_id)
             }
+            Error::RunIdTaken { run_id } => Self::conflict(text).with_run(&run_id),
             Error::Draining | Error::OwnedElsewhere { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
             Error::Storage(error) => error.into(),
             // Not the provider's failure but the store's: nothing was run, or nothing more could be stored.

@@ -61,6 +61,12 @@ pub enum Error {
         /// The run.
         run_id: RunId,
     },
+    /// Another run that is live or waits has the id that the caller chose (LOOP-007).
+    #[error("run id {run_id} is taken by a run that is live or waits; choose another runId or leave it out")]
+    RunIdTaken {
+        /// The id.
+        run_id: RunId,
+    },
     /// No such input waits.
     #[error("no input {0} waits on this thread")]
     UnknownInput(MessageId),

@@ -1,6 +1,9 @@
 //! Threads, messages and working memory, as stored (HTTP §8).
 
-use std::time::Duration;
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use bugle::{
     AgentHandle, MessageId, ThreadKey,
@@ -246,13 +249,26 @@ async fn included(call: &Call) -> Result<Vec<IncludeMessage>, Failure> {
     let list: Vec<IncludeMessage> = serde_json::from_value(list.clone())
         .map_err(|error| Failure::invalid(Place::Query, vec![Issue::new("include", error.to_string())]))?;
     let resource = call.resource(text(&call.query, "resourceId"));
-    for id in list.iter().filter_map(|one| one.thread_id.as_deref()) {
-        let thread = call.bugle().storage().get_thread(id).await?.ok_or_else(Failure::unknown_thread)?;
-        if !belongs(&thread, resource) {
-            return Err(Failure::unknown_thread());
+    let ids: Vec<MessageId> = list.iter().map(|one| one.id.clone()).collect();
+    let found = call.bugle().storage().get_messages(&ids).await?;
+    let homes: HashMap<MessageId, String> =
+        found.into_iter().filter_map(|message| Some((message.id, message.thread_id?))).collect();
+    // What a request names does not count, but where the message is.
+    let mut readable: HashMap<String, bool> = HashMap::new();
+    for id in list.iter().filter_map(|one| one.thread_id.as_ref()).chain(homes.values()) {
+        if !readable.contains_key(id) {
+            let thread = call.bugle().storage().get_thread(id).await?;
+            readable.insert(id.clone(), thread.is_some_and(|thread| belongs(&thread, resource)));
         }
     }
-    Ok(list)
+    if list.iter().filter_map(|one| one.thread_id.as_ref()).any(|id| readable.get(id) != Some(&true)) {
+        return Err(Failure::unknown_thread());
+    }
+    let included = list.into_iter().filter_map(|one| {
+        let home = homes.get(&one.id).filter(|home| readable.get(*home) == Some(&true))?;
+        Some(IncludeMessage { thread_id: Some(home.clone()), ..one })
+    });
+    Ok(included.collect())
 }
 
 fn time(field: &str, text: &str, place: Place) -> Result<Timestamp, Failure> {
@@ -354,7 +370,11 @@ async fn save_messages(call: Call) -> Answer {
         let fields = value.as_object().cloned().unwrap_or_default();
         messages.push(read_message(&call, &fields).map_err(|failure| failure.under(&format!("messages.{index}")))?);
     }
+    let mut homes = HashSet::new();
     for message in &messages {
+        if !homes.insert((message.thread_id.as_deref(), message.resource_id.as_deref())) {
+            continue;
+        }
         let key = ThreadKey {
             resource_id: message.resource_id.as_deref().map(Into::into),
             thread_id: message.thread_id.as_deref().unwrap_or_default().into(),
@@ -420,8 +440,7 @@ async fn get_working_memory(call: Call) -> Answer {
             ("thread", held)
         }
         Scope::Resource => {
-            let owner = thread.as_ref().map(|thread| thread.resource_id.as_str());
-            let held = match call.resource(text(&call.query, "resourceId")).or(owner) {
+            let held = match remembering(&call, thread.as_ref(), text(&call.query, "resourceId")) {
                 Some(id) => call.bugle().storage().get_resource(id).await?.and_then(|resource| resource.working_memory),
                 None => None,
             };
@@ -441,6 +460,12 @@ async fn get_working_memory(call: Call) -> Answer {
     })))
 }
 
+/// The resource whose working memory a thread shows: the caller's, else the thread's owner.
+fn remembering<'a>(call: &'a Call, thread: Option<&'a Thread>, named: Option<&'a str>) -> Option<&'a str> {
+    let owner = thread.map(|thread| thread.resource_id.as_str()).filter(|owner| !owner.is_empty());
+    call.resource(named).or(owner)
+}
+
 async fn set_working_memory(call: Call) -> Answer {
     call.agent_of_query()?;
     let thread = call.thread_to_write(text(&call.body, "resourceId")).await?;
@@ -457,8 +482,12 @@ async fn set_working_memory(call: Call) -> Answer {
             call.bugle().storage().update_thread(update).await?;
         }
         Scope::Resource => {
+            let named = text(&call.body, "resourceId").or_else(|| text(&call.query, "resourceId"));
+            let Some(resource) = remembering(&call, Some(&thread), named) else {
+                return Err(Failure::field("resourceId", "the thread is nobody's; say whose working memory this is"));
+            };
             let change = ResourceChange::WorkingMemory(Some(value));
-            call.bugle().storage().update_resource(&thread.resource_id, change).await?;
+            call.bugle().storage().update_resource(resource, change).await?;
         }
     }
     Ok(answer(json!({"success": true})))

@@ -97,10 +97,15 @@ fn target(call: &Call) -> Result<Target, Failure> {
     let active = object(body, "ifActive").unwrap_or(&empty);
     let idle = object(body, "ifIdle").unwrap_or(&empty);
     let options = match object(idle, "streamOptions") {
-        Some(fields) => run_options(call, fields).map_err(|failure| failure.under("ifIdle.streamOptions"))?,
-        None => RunOptions { request_context: call.request_context(None), ..RunOptions::default() },
+        Some(fields) => {
+            let options = run_options(call, fields).map_err(|failure| failure.under("ifIdle.streamOptions"))?;
+            Some(Box::new(options))
+        }
+        // Those of the run it waits behind, if there is one (SIG-252).
+        None => None,
     };
     Ok(Target {
+        request_context: Some(call.request_context(None)),
         thread,
         run_id: run_id.map(Into::into),
         if_active: IfActive {
@@ -110,7 +115,7 @@ fn target(call: &Call) -> Result<Target, Failure> {
         if_idle: IfIdle {
             behavior: typed::<IdleBehavior>(idle, "behavior").unwrap_or_default(),
             attributes: attributes(idle),
-            options: Some(Box::new(options)),
+            options,
         },
         queue_owner_id: None,
     })
@@ -119,12 +124,11 @@ fn target(call: &Call) -> Result<Target, Failure> {
 /// The thread of a target that names a run: as the request says, else as the run says. A caller who is bound to a
 /// resource reaches only runs on threads of its own.
 fn run_thread(call: &Call, run_id: &str) -> Result<Option<ThreadKey>, Failure> {
-    if let Some(resource) = &call.caller.resource {
-        let thread = call.bugle().thread_of_run(&run_id.into()).ok_or(bugle::Error::NoActiveRun)?;
-        return match &thread.resource_id {
-            Some(owner) if owner != resource => Err(Failure::foreign_thread()),
-            _ => Ok(Some(thread)),
-        };
+    if let Some(resource) = &call.caller.resource
+        && let Some(thread) = call.bugle().thread_of_run(&run_id.into())
+        && thread.resource_id.as_ref().is_some_and(|owner| owner != resource)
+    {
+        return Err(Failure::foreign_thread());
     }
     Ok(call.thread(&call.body))
 }

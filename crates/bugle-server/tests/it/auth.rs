@@ -48,6 +48,79 @@ async fn http_213_the_user_is_the_resource_whatever_the_request_says() {
     }
 }
 
+#[tokio::test]
+async fn r1_a_run_id_that_is_live_or_waits_is_409_to_all_others() {
+    let server = Server::with_auth().await;
+    let stream = "/api/agents/plain/stream";
+    let headers = [("content-type", "application/json"), ("authorization", "Bearer token-alice")];
+    let body = |text: &str, thread: Option<&str>, run_id: &str| {
+        let mut body = json!({"messages": text, "runId": run_id});
+        if let Some(thread) = thread {
+            body["memory"] = json!({"thread": thread});
+        }
+        body
+    };
+    let open = async |text: &str, thread: Option<&str>, run_id: &str| {
+        let body = Body::from(body(text, thread, run_id).to_string());
+        server.open(Method::POST, stream, &headers, body).await
+    };
+    let live = open("[[say one ;; hang]]", Some("t"), "live").await;
+    let waiting = open("[[say two]]", Some("t"), "waiting").await;
+    let unthreaded = open("[[say three ;; hang]]", None, "unthreaded").await;
+    server.model.until_requested(2).await;
+    for run_id in ["live", "waiting", "unthreaded"] {
+        for thread in [Some("mine"), None] {
+            let answer = server.post_as("bob", stream, body("[[say x]]", thread, run_id)).await;
+            assert_eq!(answer.status, StatusCode::CONFLICT, "{run_id} {thread:?} {}", answer.text);
+            assert_eq!(answer.json["runId"], run_id);
+            assert!(answer.json["error"].as_str().unwrap().contains("choose another runId"), "{}", answer.text);
+        }
+        let queued = json!({
+            "message": "x", "threadId": "mine", "ifIdle": {"streamOptions": {"runId": run_id}},
+        });
+        let answer = server.post_as("bob", "/api/agents/plain/queue-message", queued).await;
+        assert_eq!(answer.status, StatusCode::CONFLICT, "{run_id} {}", answer.text);
+    }
+    let again = server.post_as("alice", stream, body("[[say x]]", Some("t"), "waiting")).await;
+    assert_eq!(again.status, StatusCode::CONFLICT, "two waiting runs never share an id");
+    let thread = server.bugle.thread_of_run(&"live".into()).unwrap();
+    assert_eq!((thread.resource_id.as_deref(), &*thread.thread_id), (Some("alice"), "t"));
+
+    // Once they have ended, their ids are free.
+    drop((live, unthreaded));
+    let text = axum::body::to_bytes(waiting.into_body(), usize::MAX).await.unwrap();
+    assert!(text.ends_with(b"data: [DONE]\n\n"));
+    let answer = server.post_as("bob", "/api/agents/plain/generate", body("[[say x]]", Some("mine"), "live")).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+}
+
+#[tokio::test]
+async fn r15_sig_061_who_is_bound_to_a_resource_is_routed_as_all_are() {
+    for bound in [true, false] {
+        let server = if bound { Server::with_auth().await } else { Server::new().await };
+        let user = if bound { "alice" } else { "" };
+        let post = async |body: Value| server.post_as(user, "/api/agents/plain/send-message", body).await;
+        let to = |text: &str, thread: &str, run_id: &Value| json!({"message": text, "threadId": thread, "resourceId": "alice", "runId": run_id});
+        let woken = post(json!({"message": "[[say one ;; hang]]", "threadId": "t", "resourceId": "alice"})).await;
+        let run_id = woken.json["runId"].clone();
+        server.model.until_requested(1).await;
+        let wrong = post(to("x", "elsewhere", &run_id)).await;
+        assert_eq!(wrong.status, StatusCode::BAD_REQUEST, "{bound} {}", wrong.text);
+        assert!(wrong.json["error"].as_str().unwrap().contains("is not on thread elsewhere"), "{}", wrong.text);
+        let alone = post(json!({"message": "joins", "runId": run_id})).await;
+        assert_eq!((&alone.json["action"], &alone.json["runId"]), (&json!("deliver"), &run_id), "{}", alone.text);
+        let ended = post(to("[[say two]]", "u", &json!("ended"))).await;
+        assert_eq!(ended.json["action"], "wake", "{bound} {}", ended.text);
+        let nowhere = post(json!({"message": "x", "runId": "ended"})).await;
+        assert_eq!(nowhere.status, StatusCode::BAD_REQUEST, "{bound} {}", nowhere.text);
+        if bound {
+            let body = json!({"message": "x", "threadId": "t", "runId": run_id});
+            let foreign = server.post_as("bob", "/api/agents/plain/send-message", body).await;
+            assert_eq!(foreign.status, StatusCode::FORBIDDEN, "{}", foreign.text);
+        }
+    }
+}
+
 /// Everything that bob may try on a thread of alice's.
 #[tokio::test]
 async fn http_214_ruling_20_threads_of_others_are_404_to_readers_and_403_to_writers() {

@@ -2,8 +2,10 @@
 
 use axum::http::{Method, StatusCode};
 use bugle::{
+    ThreadKey,
     json::{Value, json},
-    storage::{MetadataChange, ThreadUpdate},
+    runtime::AbortOptions,
+    storage::{MetadataChange, NewThread, ThreadUpdate},
 };
 
 use crate::support::Server;
@@ -74,6 +76,84 @@ async fn ruling_20_include_reaches_no_thread_of_another_resource() {
         let answer = server.get_as("bob", &path).await;
         assert!(!answer.text.contains("\"secret\""), "{}", answer.text);
     }
+}
+
+#[tokio::test]
+async fn r7_include_on_a_thread_of_nobody_reaches_no_thread_of_another_resource() {
+    let server = Server::with_auth().await;
+    let storage = server.bugle.storage();
+    for (thread, resource) in [("alice", "alice"), ("shared", "")] {
+        let new = NewThread { id: Some(thread.into()), resource_id: resource.into(), ..NewThread::default() };
+        storage.create_thread(new).await.unwrap();
+    }
+    let message = json!({"id": "secret", "role": "user", "content": "hush", "threadId": "alice"});
+    let saved =
+        server.post_as("alice", "/api/memory/save-messages?agentId=plain", json!({"messages": [message]})).await;
+    assert_eq!(saved.status, StatusCode::OK, "{}", saved.text);
+    let list =
+        |include: Value| format!("/api/memory/threads/shared/messages?{}", query(&[("include", include.to_string())]));
+    for include in [json!([{"id": "secret"}]), json!([{"id": "secret", "threadId": "shared"}])] {
+        let answer = server.get_as("bob", &list(include)).await;
+        assert_eq!(ids(&answer.json), [""; 0], "{}", answer.text);
+        assert!(!answer.text.contains("hush"), "{}", answer.text);
+    }
+    let named = server.get_as("bob", &list(json!([{"id": "secret", "threadId": "alice"}]))).await;
+    assert_eq!(named.status, StatusCode::NOT_FOUND);
+    let own = server.get_as("alice", &list(json!([{"id": "secret"}]))).await;
+    assert_eq!(ids(&own.json), ["secret"], "{}", own.text);
+}
+
+#[tokio::test]
+async fn r19_working_memory_on_a_thread_of_nobody_is_read_and_written_for_the_same_resource() {
+    let server = Server::new().await;
+    let new = NewThread { id: Some("shared".into()), ..NewThread::default() };
+    server.bugle.storage().create_thread(new).await.unwrap();
+    let path = "/api/memory/threads/shared/working-memory?agentId=noting";
+    let nobodys = server.post(path, json!({"workingMemory": "x"})).await;
+    assert_eq!((nobodys.status, nobodys.fields()), (StatusCode::BAD_REQUEST, vec!["resourceId"]));
+    assert_eq!(server.bugle.storage().get_resource("").await.unwrap(), None);
+    let set = server.post(path, json!({"workingMemory": "# Ada", "resourceId": "r"})).await;
+    assert_eq!(set.status, StatusCode::OK, "{}", set.text);
+    let read = server.get(&format!("{path}&resourceId=r")).await.json;
+    assert_eq!(read["workingMemory"], "# Ada");
+}
+
+#[tokio::test]
+async fn r17_ruling_32_messages_of_a_plain_run_in_progress_are_not_touched() {
+    let server = Server::new().await;
+    three(&server).await;
+    let mut frames = server.subscribe("t", "r").await;
+    let body = json!({"messages": "[[call get-weather {\"city\":\"Oslo\"}]] [[say one ;; hang]]", "memory": {"thread": "t", "resource": "r"}});
+    let headers = [("content-type", "application/json")];
+    let body = axum::body::Body::from(body.to_string());
+    let stream = server.open(Method::POST, "/api/agents/plain/stream", &headers, body).await;
+    frames.until("text-delta").await;
+    let listed = server.get(&format!("/api/memory/threads/t/messages?{}", query(&[]))).await.json;
+    let own = ids(&listed).into_iter().find(|id| !["m1", "m2", "m3"].contains(id)).map(str::to_owned);
+    let delete = "/api/memory/messages/delete?agentId=plain";
+    let own = own.expect("the run's first message is stored with its first step");
+    let refused = server.post(delete, json!({"messageIds": [own]})).await;
+    assert_eq!(refused.status, StatusCode::CONFLICT, "{}", refused.text);
+    let older = server.post(delete, json!({"messageIds": ["m1"]})).await;
+    assert_eq!(older.status, StatusCode::OK, "{}", older.text);
+    drop(stream);
+}
+
+#[tokio::test]
+async fn r11_a_thread_with_waiting_input_is_not_transferred() {
+    let server = Server::new().await;
+    three(&server).await;
+    let key = ThreadKey::new("r", "t");
+    let path = "/api/memory/threads/t/transfer?agentId=plain";
+    let mut frames = server.subscribe("t", "r").await;
+    let body = json!({"message": "[[say one ;; hang]]", "threadId": "t", "resourceId": "r"});
+    server.post("/api/agents/plain/send-message", body).await;
+    frames.until("text-delta").await;
+    let refused = server.post(path, json!({"resourceId": "bob"})).await;
+    assert_eq!(refused.status, StatusCode::CONFLICT, "{}", refused.text);
+    let agent = server.bugle.agent("plain").unwrap();
+    assert!(agent.abort_thread(&key, AbortOptions::default()).await.unwrap());
+    frames.until("\"type\":\"abort\"").await;
 }
 
 #[tokio::test]

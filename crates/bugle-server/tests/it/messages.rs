@@ -1,6 +1,9 @@
 //! Input of a thread over HTTP (HTTP §6).
 
-use axum::http::{Method, StatusCode};
+use axum::{
+    body::Body,
+    http::{Method, StatusCode},
+};
 use bugle::json::{Value, json};
 
 use crate::support::{Server, chunk};
@@ -88,6 +91,27 @@ async fn http_240_http_091_http_241_http_242_what_waits_is_listed_edited_promote
     let last = frames.until("\"type\":\"abort\"").await;
     assert_eq!(chunk(last.last().unwrap())["runId"], running["runId"]);
     assert_eq!(server.get(list).await.json, json!({"pending": []}));
+}
+
+#[tokio::test]
+async fn r8_sig_252_a_follow_up_has_the_options_of_the_run_it_waited_behind() {
+    let server = Server::new().await;
+    let body = json!({
+        "messages": "[[say one ;; hang]]", "instructions": "Speak like a pirate.", "runId": "first",
+        "memory": {"thread": "t", "resource": "r"}, "requestContext": {"who": "alice"},
+    });
+    let headers = [("content-type", "application/json")];
+    let stream = server.open(Method::POST, "/api/agents/plain/stream", &headers, Body::from(body.to_string())).await;
+    server.model.until_requested(1).await;
+    let queued = post(&server, "queue-message", json!({"message": "[[say two]]", "requestContext": {"who": "bob"}}));
+    assert_eq!(queued.await["action"], "deliver");
+    let own = json!({"message": "[[say three]]", "ifIdle": {"streamOptions": {"maxSteps": 2}}});
+    post(&server, "queue-message", own).await;
+    drop(stream);
+    server.model.until_requested(3).await;
+    let systems: Vec<bool> =
+        server.model.requests().iter().map(|one| format!("{one:?}").contains("Speak like a pirate.")).collect();
+    assert_eq!(systems, [true, true, false], "options of its own replace them all");
 }
 
 #[tokio::test]

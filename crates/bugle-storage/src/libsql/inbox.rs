@@ -250,7 +250,9 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
         RunChange::Keep => {}
         RunChange::Save(record) => save_run(connection, record)?,
         RunChange::End { run_id, last_event } => {
-            connection.prepare_cached("DELETE FROM bugle_runs WHERE run_id = ?1")?.execute([run_id.as_str()])?;
+            connection
+                .prepare_cached("DELETE FROM bugle_runs WHERE run_id = ?1 AND resource = ?2 AND thread = ?3")?
+                .execute([run_id.as_str(), resource, id])?;
             connection
                 .prepare_cached(
                     "INSERT INTO bugle_leases (resource, thread, owner, epoch, expires_at, event_epoch, event_number)
@@ -305,12 +307,14 @@ fn status_name(status: RunStatus) -> &'static str {
 
 fn save_run(connection: &Connection, record: &RunRecord) -> Answer<()> {
     let (resource, thread) = columns(&record.thread);
-    connection
+    // A run of another thread is not touched.
+    let written = connection
         .prepare_cached(
             "INSERT INTO bugle_runs (run_id, resource, thread, agent_id, status, snapshot, updated_at)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
              ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, snapshot = excluded.snapshot,
-               agent_id = excluded.agent_id, updated_at = excluded.updated_at",
+               agent_id = excluded.agent_id, updated_at = excluded.updated_at
+             WHERE resource = excluded.resource AND thread = excluded.thread",
         )?
         .execute(params![
             record.run_id.as_str(),
@@ -321,6 +325,9 @@ fn save_run(connection: &Connection, record: &RunRecord) -> Answer<()> {
             encode(&record.snapshot)?,
             record.updated_at.as_millis(),
         ])?;
+    if written == 0 {
+        return Err(Failure::Rule(StorageError::Exists { what: "run", id: record.run_id.to_string() }));
+    }
     Ok(())
 }
 
@@ -356,15 +363,23 @@ pub(super) fn runs(connection: &Connection, thread: &ThreadKey) -> Answer<Vec<Ru
 }
 
 /// Threads with work that no living process does (SIG-502).
-pub(super) fn unfinished(connection: &Connection, watch: &Watch, owner: &str, limit: u32) -> Answer<Vec<ThreadKey>> {
+pub(super) fn unfinished(
+    connection: &Connection,
+    watch: &Watch,
+    owner: &str,
+    after: Option<&ThreadKey>,
+    limit: u32,
+) -> Answer<Vec<ThreadKey>> {
     let now = Timestamp::now();
     let mut statement = connection.prepare_cached(
         "SELECT w.resource, w.thread, l.owner, l.epoch, l.expires_at FROM (
            SELECT resource, thread FROM bugle_inbox WHERE state = 0
            UNION SELECT resource, thread FROM bugle_runs WHERE status = 'running'
-         ) w LEFT JOIN bugle_leases l ON l.resource = w.resource AND l.thread = w.thread",
+         ) w LEFT JOIN bugle_leases l ON l.resource = w.resource AND l.thread = w.thread
+         WHERE (w.resource, w.thread) > (?1, ?2) ORDER BY w.resource, w.thread",
     )?;
-    let mut rows = statement.query(())?;
+    // No key comes before the one of empty texts, which no thread has.
+    let mut rows = statement.query(after.map_or(("", ""), columns))?;
     let mut found = Vec::new();
     while found.len() < limit as usize
         && let Some(row) = rows.next()?

@@ -275,7 +275,11 @@ fn around(connection: &Connection, query: &MessageQuery, include: &IncludeMessag
     let number = filter.bind(include.id.as_str());
     let sql = format!("SELECT {MESSAGE_COLUMNS} FROM mastra_messages {} AND id = ?{number}", filter.sql);
     let mut found = collect(connection, &sql, &filter.params)?;
-    let Some(thread) = found.first().and_then(|target| target.thread_id.clone()) else { return Ok(found) };
+    let thread = found.first().and_then(|target| target.thread_id.clone());
+    if !rules::may_include(query, include, thread.as_deref()) {
+        return Ok(Vec::new());
+    }
+    let Some(thread) = thread else { return Ok(found) };
     let Some(place) = place_of(connection, &include.id)? else { return Ok(found) };
     for (count, comparison, direction) in
         [(include.with_previous_messages, "<", "DESC"), (include.with_next_messages, ">", "ASC")]

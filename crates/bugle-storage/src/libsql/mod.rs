@@ -267,9 +267,14 @@ impl Storage for LibSql {
         self.read(move |connection| inbox::get_run(connection, &run_id)).await
     }
 
-    async fn unfinished(&self, owner: &str, limit: u32) -> Result<Vec<ThreadKey>, StorageError> {
-        let (owner, watch) = (owner.to_owned(), self.inner.watch.clone());
-        self.read(move |connection| inbox::unfinished(connection, &watch, &owner, limit)).await
+    async fn unfinished(
+        &self,
+        owner: &str,
+        after: Option<&ThreadKey>,
+        limit: u32,
+    ) -> Result<Vec<ThreadKey>, StorageError> {
+        let (owner, after, watch) = (owner.to_owned(), after.cloned(), self.inner.watch.clone());
+        self.read(move |connection| inbox::unfinished(connection, &watch, &owner, after.as_ref(), limit)).await
     }
 
     async fn runs(&self, thread: &ThreadKey) -> Result<Vec<RunRecord>, StorageError> {

@@ -240,6 +240,24 @@ pub(super) fn clone(connection: &Connection, clone: CloneThread) -> Answer<Clone
 
 pub(super) fn transfer(connection: &Connection, id: &str, resource: &str) -> Answer<Thread> {
     let mut thread = required(connection, id)?;
+    let busy: bool = connection
+        .prepare_cached(
+            "SELECT EXISTS (SELECT 1 FROM bugle_inbox WHERE thread = ?1 AND state = 0)
+               OR EXISTS (SELECT 1 FROM bugle_runs WHERE thread = ?1)",
+        )?
+        .query_row([id], |row| row.get(0))?;
+    if busy {
+        return Err(StorageError::Busy { thread: id.to_owned() }.into());
+    }
+    // Repeated input is told apart, and epochs grow, under the new key too.
+    connection.prepare_cached("UPDATE bugle_inbox SET resource = ?2 WHERE thread = ?1")?.execute([id, resource])?;
+    connection
+        .prepare_cached(
+            "INSERT INTO bugle_leases (resource, thread, owner, epoch, expires_at)
+             SELECT ?2, ?1, NULL, max(epoch), 0 FROM bugle_leases WHERE thread = ?1 GROUP BY thread
+             ON CONFLICT (resource, thread) DO UPDATE SET epoch = excluded.epoch",
+        )?
+        .execute([id, resource])?;
     resource.clone_into(&mut thread.resource_id);
     thread.updated_at = Timestamp::now().max(thread.updated_at);
     put(connection, &thread)?;

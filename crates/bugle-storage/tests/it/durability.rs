@@ -66,12 +66,12 @@ async fn sto_7_6_what_was_acknowledged_survives_kill_9_and_the_lease_is_free_at_
     }
     let held = store.acquire_lease(&key("t1"), &claim(&store.owner(), 60)).await.unwrap();
     assert!(matches!(held, Lease::HeldBy { .. }), "the child lives: {held:?}");
-    assert_eq!(store.unfinished(&store.owner(), 9).await.unwrap(), []);
+    assert_eq!(store.unfinished(&store.owner(), None, 9).await.unwrap(), []);
     child.kill().unwrap();
     child.wait().unwrap();
     saved.extend(lines.filter_map(|line| line.split_once("saved ").map(|(_, id)| MessageId::from(id))));
 
-    assert_eq!(store.unfinished(&store.owner(), 9).await.unwrap(), [key("t1")], "ruling 26: it is dead");
+    assert_eq!(store.unfinished(&store.owner(), None, 9).await.unwrap(), [key("t1")], "ruling 26: it is dead");
     let taken = store.acquire_lease(&key("t1"), &claim(&store.owner(), 60)).await.unwrap();
     assert_eq!(taken, Lease::Held { epoch: 2 }, "ruling 26: recovery starts at once");
     let found = store.get_messages(&saved).await.unwrap();

@@ -17,10 +17,10 @@ async fn ruling_26_a_closed_store_owns_nothing_and_a_living_one_keeps_what_it_ho
     };
     let mine = claim(&second.owner(), 600);
     assert_eq!(second.acquire_lease(&key("t1"), &mine).await.unwrap(), Lease::HeldBy { owner: first.owner() });
-    assert_eq!(second.unfinished(&second.owner(), 9).await.unwrap(), [], "the first one lives");
-    assert_eq!(first.unfinished(&first.owner(), 9).await.unwrap(), [key("t1")], "one's own work is unfinished");
+    assert_eq!(second.unfinished(&second.owner(), None, 9).await.unwrap(), [], "the first one lives");
+    assert_eq!(first.unfinished(&first.owner(), None, 9).await.unwrap(), [key("t1")], "one's own work is unfinished");
     first.close().await;
-    assert_eq!(second.unfinished(&second.owner(), 9).await.unwrap(), [key("t1")]);
+    assert_eq!(second.unfinished(&second.owner(), None, 9).await.unwrap(), [key("t1")]);
     assert_eq!(second.acquire_lease(&key("t1"), &mine).await.unwrap(), Lease::Held { epoch: epoch + 1 });
 }
 

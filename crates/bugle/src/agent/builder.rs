@@ -170,7 +170,7 @@ impl AgentBuilder {
     /// The agent.
     ///
     /// # Errors
-    /// [`Error::Configuration`] without a model, with an empty id, or with tools whose provider-safe names collide
+    /// [`Error::Configuration`] without a model, with an empty id, with default options that no run may have, or with tools whose provider-safe names collide
     /// (LOOP-081).
     pub fn build(self) -> Result<Agent, Error> {
         let inner = self.inner;
@@ -180,6 +180,9 @@ impl AgentBuilder {
         if matches!(&inner.models, Dynamic::Value(models) if models.is_empty()) {
             return Err(Error::configuration(format!("agent {} has no model; give it one with `.model(…)`", inner.id)));
         }
+        inner.default_options.check().map_err(|error| {
+            Error::configuration(format!("the default options of agent {} are wrong: {error}", inner.id))
+        })?;
         let mut safe = IndexMap::new();
         for key in inner.tools.keys() {
             if let Some(other) = safe.insert(crate::tool::provider_safe_name(key), key) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tokio::sync::oneshot;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     AbortOptions, ActiveBehavior, Bugle, CancelSelector, EditInput, Message, PendingInput, PromoteTo, Promoted,
@@ -13,10 +14,13 @@ use crate::{
     chunk::EventId,
     error::Error,
     id::{MessageId, RunId, ThreadKey},
+    message::StoredMessage,
     run::{RunOptions, RunOutput, RunSeed, RunStream, SeedKind, drive},
     signal::{InvalidSignal, Signal, SignalInput, validate_attributes},
     storage::{InboxEntry, InputMode, StorageError},
-    thread::{DirectRequest, Input, Letter, LogReader, QueueEvents, RunShared, SendLetter, StreamLog, Subscription},
+    thread::{
+        DirectRequest, Input, Letter, LogReader, QueueEvents, RunShared, RunUser, SendLetter, StreamLog, Subscription,
+    },
 };
 
 /// How far a sender's clock may run ahead.
@@ -120,12 +124,17 @@ impl AgentHandle {
             validate_attributes(branch)?;
         }
         let own_options = target.if_idle.options.is_some();
-        let options = target.if_idle.options.map(|options| *options).unwrap_or_default();
+        let options = match target.if_idle.options {
+            Some(options) => *options,
+            None => RunOptions { request_context: target.request_context.unwrap_or_default(), ..RunOptions::default() },
+        };
         options.check()?;
         if self.agent.models(&options.request_context).is_empty() && options.model.is_none() {
             return Err(Error::configuration(format!("agent {} has no model for this request", self.agent.id())));
         }
         let run_id = options.run_id.clone().unwrap_or_else(RunId::random);
+        let user = RunUser::Input { thread: thread.clone(), id: signal.id.clone() };
+        let claim = inner.hub.reserve(&run_id, user)?;
         let entry = InboxEntry {
             signal: signal.clone(),
             thread: thread.clone(),
@@ -141,7 +150,7 @@ impl AgentHandle {
         let (accepted_sender, accepted) = oneshot::channel();
         let (persisted_sender, persisted) = oneshot::channel();
         let letter = SendLetter {
-            input: Input::new(entry, options, own_options),
+            input: Input::new(entry, options, own_options).with_claim(claim),
             active: target.if_active.behavior,
             idle: target.if_idle.behavior,
             active_attributes: target.if_active.attributes,
@@ -206,7 +215,7 @@ impl AgentHandle {
         options: RunOptions,
     ) -> Result<RunOutput, Error> {
         let stream = self.start(input, thread, options, false, false).await?;
-        let stop = StopOnDrop(stream.shared.clone());
+        let stop = StopOnDrop(Some(stream.shared.clone()));
         let output = stream.output().await?;
         drop(stop);
         match output.error.clone() {
@@ -249,6 +258,8 @@ impl AgentHandle {
             return Err(Error::configuration(format!("agent {} has no model for this request", self.agent.id())));
         }
         let run_id = options.run_id.clone().unwrap_or_else(RunId::random);
+        let user = if thread.is_some() { RunUser::Direct } else { RunUser::Unthreaded };
+        let claim = inner.hub.reserve(&run_id, user)?;
         let shared = RunShared::new(run_id.clone());
         let (output_sender, output) = oneshot::channel();
         let Some(thread) = thread else {
@@ -265,13 +276,17 @@ impl AgentHandle {
                 inner: inner.clone(),
                 streaming,
             };
-            inner.hub.tasks.spawn(drive(seed));
+            inner.hub.tasks.spawn(async move {
+                let _claim = claim;
+                drive(seed).await;
+            });
             return Ok(RunStream { run_id, chunks, output, shared });
         };
         if self.agent.memory().is_none() {
             return Err(Error::NoMemory(self.agent.id().to_owned()));
         }
         self.check_owner(thread).await?;
+        let abort = options.abort.clone();
         let request = Box::new(DirectRequest {
             agent: self.agent.clone(),
             input,
@@ -281,12 +296,35 @@ impl AgentHandle {
             continuation,
             streaming,
             size: 0,
+            claim,
+            waits: self.link_abort(abort, &shared),
         });
+        // A caller who leaves before the run has a stream leaves nobody to stop it; what continues is nobody's stream.
+        let guard = (!continuation).then(|| StopOnDrop(Some(shared.clone())));
         let (reply, begun) = oneshot::channel();
         inner.hub.send(inner, thread, Letter::Direct { request, reply }).await?;
         let (log, cursor) = begun.await.map_err(|_| Error::Draining)??;
+        if let Some(mut guard) = guard {
+            guard.0 = None;
+        }
         let chunks = LogReader::new(log, shared.clone(), cursor);
         Ok(RunStream { run_id, chunks, output, shared })
+    }
+
+    /// Stops a run that waits for its turn when the caller's signal fires (SIG-311); once it runs it sees to that itself.
+    /// Ends with what it returns.
+    fn link_abort(&self, abort: Option<CancellationToken>, shared: &Arc<RunShared>) -> Option<DropGuard> {
+        let abort = abort?;
+        let (waits, stop, shared) = (CancellationToken::new(), self.bugle.inner.hub.stop.clone(), shared.clone());
+        let over = waits.clone();
+        self.bugle.inner.hub.tasks.spawn(async move {
+            tokio::select! {
+                () = over.cancelled() => {}
+                () = stop.cancelled() => {}
+                () = abort.cancelled() => shared.stop(false),
+            }
+        });
+        Some(waits.drop_guard())
     }
 
     /// Stops the thread's run; `true` iff one was asked to stop (SIG §14).
@@ -372,12 +410,21 @@ impl AgentHandle {
         self.bugle.inner.hub.existing(thread)?.active_run_id()
     }
 
-    /// Refuses what would touch messages of a run in progress (ruling 32).
+    /// Refuses what would touch messages of a run in progress (ruling 32): those it has recorded as its own, and, since
+    /// not every run keeps a record, all of the thread that are not older than the run.
     ///
     /// # Errors
     /// [`Error::RunInProgress`].
     pub async fn check_editable(&self, thread: &ThreadKey, ids: &[MessageId]) -> Result<(), Error> {
         let Some(run_id) = self.active_run_id(thread) else { return Ok(()) };
+        if let Some(began) = self.bugle.inner.hub.run_began(&run_id) {
+            let stored = self.bugle.inner.storage.get_messages(ids).await?;
+            let of_thread = |message: &StoredMessage| message.thread_id.as_deref() == Some(&*thread.thread_id);
+            let recent = stored.into_iter().find(|message| of_thread(message) && message.created_at >= began);
+            if let Some(message) = recent {
+                return Err(Error::RunInProgress { id: message.id, run_id });
+            }
+        }
         let Some(record) = self.bugle.inner.storage.get_run(&run_id).await? else { return Ok(()) };
         let own = record.snapshot.get("own").and_then(|own| own.as_array()).cloned().unwrap_or_default();
         let touched = ids.iter().find(|id| own.iter().any(|known| known.as_str() == Some(id.as_str())));
@@ -408,12 +455,12 @@ impl AgentHandle {
 }
 
 /// Stops the run when its caller goes away.
-struct StopOnDrop(Arc<RunShared>);
+struct StopOnDrop(Option<Arc<RunShared>>);
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
-        if !self.0.has_ended() {
-            self.0.stop(false);
+        if let Some(run) = self.0.take().filter(|run| !run.has_ended()) {
+            run.stop(false);
         }
     }
 }

@@ -81,6 +81,7 @@ impl BugleBuilder {
             hub: Hub::default(),
             lease_ttl: self.lease_ttl.unwrap_or(Duration::from_secs(15)).max(Duration::from_millis(30)),
             draining: std::sync::atomic::AtomicBool::new(false),
+            swept: parking_lot::Mutex::default(),
         });
         let bugle = Bugle { inner };
         let recovered = bugle.recover().await?;

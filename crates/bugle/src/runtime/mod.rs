@@ -17,7 +17,9 @@ use std::{
     time::Duration,
 };
 
+use futures::{StreamExt, TryStreamExt};
 use indexmap::IndexMap;
+use parking_lot::Mutex;
 
 use crate::{
     agent::Agent,
@@ -30,6 +32,10 @@ use crate::{
 
 /// How many unfinished threads one look at the store takes up.
 const RECOVERY_BATCH: u32 = 1000;
+/// How many threads are asked to take up what is theirs at once.
+const RECOVERIES: usize = 16;
+/// How long tasks have to stop when the runtime ends.
+const STOP_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The runtime. Cheap to clone; ends with [`Bugle::shutdown`].
 ///
@@ -56,6 +62,8 @@ pub(crate) struct Inner {
     pub(crate) hub: Hub,
     pub(crate) lease_ttl: Duration,
     draining: AtomicBool,
+    /// Where the last look at the store for unfinished threads ended, if it did not see all.
+    swept: Mutex<Option<ThreadKey>>,
 }
 
 impl fmt::Debug for Inner {
@@ -132,13 +140,14 @@ impl Bugle {
         self.inner.is_draining()
     }
 
-    /// Drains, waits at most `grace` for runs to reach a boundary or their end, then stops all tasks. What is left is in
+    /// Drains, waits at most `grace` for runs, those without a thread too, to reach a boundary or their end, then stops
+    /// all tasks, and waits for that at most 5 s more. What is left is in
     /// the journal and in run records: the next process on the same store goes on with it. Streams end without a last
     /// chunk.
     pub async fn shutdown(&self, grace: Duration) {
         self.drain();
         let idle = async {
-            while !self.inner.hub.active_runs().is_empty() {
+            while self.inner.hub.has_runs() {
                 // Runs end on their own time; this only looks whether they have.
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
@@ -146,7 +155,10 @@ impl Bugle {
         let _ = tokio::time::timeout(grace, idle).await;
         self.inner.hub.stop.cancel();
         self.inner.hub.tasks.close();
-        self.inner.hub.tasks.wait().await;
+        let left = &self.inner.hub.tasks;
+        if tokio::time::timeout(STOP_TIME_MAX, left.wait()).await.is_err() {
+            tracing::warn!(tasks = left.len(), "not everything has stopped; the next process goes on with it");
+        }
     }
 
     /// Takes up what no living process works on (SIG-502, ruling 26). Called at start and every lease time.
@@ -155,16 +167,22 @@ impl Bugle {
     /// [`Error::Storage`] if the store cannot be read.
     pub(crate) async fn recover(&self) -> Result<usize, Error> {
         let owner = self.inner.storage.owner();
-        let threads = self.inner.storage.unfinished(&owner, RECOVERY_BATCH).await?;
-        let mut taken = 0;
-        for thread in threads {
-            // Its actor knows of all that its journal holds.
-            if self.inner.hub.existing(&thread).is_some_and(|thread| thread.is_owned()) {
-                continue;
-            }
-            taken += 1;
-            self.inner.hub.ask(&self.inner, &thread, |reply| Letter::Recover { reply }).await?;
-        }
+        let after = self.inner.swept.lock().clone();
+        let mut threads = self.inner.storage.unfinished(&owner, after.as_ref(), RECOVERY_BATCH).await?;
+        // The next look goes on behind these, so that none waits for ever.
+        let last = threads.last().filter(|_| threads.len() >= RECOVERY_BATCH as usize).cloned();
+        *self.inner.swept.lock() = last;
+        // An actor that owns its thread knows of all that its journal holds.
+        threads.retain(|thread| self.inner.hub.existing(thread).is_none_or(|thread| !thread.is_owned()));
+        let taken = threads.len();
+        futures::stream::iter(threads)
+            .map(|thread| {
+                let inner = self.inner.clone();
+                async move { inner.hub.ask(&inner, &thread, |reply| Letter::Recover { reply }).await }
+            })
+            .buffer_unordered(RECOVERIES)
+            .try_for_each(async |()| Ok(()))
+            .await?;
         Ok(taken)
     }
 }

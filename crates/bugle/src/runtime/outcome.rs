@@ -5,6 +5,7 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 
 use crate::{
+    agent::RequestContext,
     error::Error,
     id::{MessageId, RunId, ThreadKey},
     json::Object,
@@ -45,6 +46,9 @@ pub struct Target {
     pub if_active: IfActive,
     /// While none is.
     pub if_idle: IfIdle,
+    /// The sender's request context, for a run that has no options of its own: a follow-up run has the other options of
+    /// the run it waited behind, but this context (SIG-252, SIG-513).
+    pub request_context: Option<RequestContext>,
     /// Groups queued entries (SIG-259).
     pub queue_owner_id: Option<String>,
 }

@@ -73,6 +73,8 @@ where
         inbox::commits_are_whole_or_nothing,
         inbox::commits_create_their_thread,
         inbox::run_records_live_until_the_run_ends,
+        inbox::r1_a_run_record_belongs_to_its_thread,
+        inbox::r11_a_thread_at_work_is_not_transferred,
         inbox::leases_have_one_owner_and_growing_epochs,
         inbox::ruling_25_acceptance_takes_the_lease,
         inbox::sig_502_unfinished_work_is_found,

@@ -216,6 +216,9 @@ impl Storage for MemoryStorage {
         let Some(thread) = state.threads.get_mut(id) else {
             return Err(StorageError::NotFound { what: "thread", id: id.to_owned() });
         };
+        if state.waiting.keys().chain(state.runs.values().map(|run| &run.thread)).any(|key| *key.thread_id == *id) {
+            return Err(StorageError::Busy { thread: id.to_owned() });
+        }
         resource_id.clone_into(&mut thread.resource_id);
         thread.updated_at = self.clock.now().max(thread.updated_at);
         let thread = thread.clone();
@@ -223,6 +226,15 @@ impl Storage for MemoryStorage {
             if let Some(message) = state.messages.get_mut(message) {
                 message.resource_id = Some(resource_id.to_owned());
             }
+        }
+        let key = if resource_id.is_empty() { ThreadKey::unowned(id) } else { ThreadKey::new(resource_id, id) };
+        // Repeated input is told apart, and epochs grow, under the new key too.
+        for placed in state.placed.values_mut().filter(|placed| *placed.thread.thread_id == *id) {
+            placed.thread = key.clone();
+        }
+        let epochs = state.leases.iter().filter(|(key, _)| *key.thread_id == *id).map(|(_, lease)| lease.epoch);
+        if let Some(epoch) = epochs.max() {
+            state.leases.entry(key).or_default().epoch = epoch;
         }
         Ok(thread)
     }
@@ -300,8 +312,13 @@ impl Storage for MemoryStorage {
         Ok(self.state.lock().runs.get(run_id).cloned())
     }
 
-    async fn unfinished(&self, owner: &str, limit: u32) -> Result<Vec<ThreadKey>, StorageError> {
-        Ok(self.state.lock().unfinished(owner, limit as usize, self.clock.now()))
+    async fn unfinished(
+        &self,
+        owner: &str,
+        after: Option<&ThreadKey>,
+        limit: u32,
+    ) -> Result<Vec<ThreadKey>, StorageError> {
+        Ok(self.state.lock().unfinished(owner, after, limit as usize, self.clock.now()))
     }
 
     async fn runs(&self, thread: &ThreadKey) -> Result<Vec<RunRecord>, StorageError> {

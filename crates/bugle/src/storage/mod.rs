@@ -69,7 +69,7 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// Gives a thread and its messages to another resource (MEM-022).
     ///
     /// # Errors
-    /// [`StorageError::NotFound`] if there is none.
+    /// [`StorageError::NotFound`] if there is none, [`StorageError::Busy`] if input waits for it or a run of it is recorded.
     async fn transfer_thread(&self, id: &str, resource_id: &str) -> Result<Thread, StorageError>;
 
     // Messages (MEM §4, §6).
@@ -134,8 +134,14 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// The record of a run that has not ended.
     async fn get_run(&self, run_id: &RunId) -> Result<Option<RunRecord>, StorageError>;
 
-    /// Threads with input or runs that no living process works on, for recovery (SIG-502, ruling 26), at most `limit`.
-    async fn unfinished(&self, owner: &str, limit: u32) -> Result<Vec<ThreadKey>, StorageError>;
+    /// Threads with input or runs that no living process works on, for recovery (SIG-502, ruling 26): the first
+    /// `limit` behind `after`, in the order of their keys.
+    async fn unfinished(
+        &self,
+        owner: &str,
+        after: Option<&ThreadKey>,
+        limit: u32,
+    ) -> Result<Vec<ThreadKey>, StorageError>;
 
     /// The records of a thread's runs that have not ended.
     async fn runs(&self, thread: &ThreadKey) -> Result<Vec<RunRecord>, StorageError>;
@@ -214,6 +220,12 @@ pub enum StorageError {
         /// The id.
         id: String,
     },
+    /// Input waits for the thread, or a run of it has not ended.
+    #[error("thread {thread} has input that waits or a run that has not ended; cancel or abort it first")]
+    Busy {
+        /// The thread.
+        thread: String,
+    },
     /// The thread has another owner by now; what this one writes is refused (ruling 4).
     #[error("the lease of thread {thread} was lost: epoch {given} is older than {current}")]
     StaleEpoch {
@@ -261,6 +273,7 @@ impl StorageError {
             | Self::MessageOwnership { .. }
             | Self::NotFound { .. }
             | Self::Exists { .. }
+            | Self::Busy { .. }
             | Self::StaleEpoch { .. }
             | Self::DifferentContent { .. }
             | Self::Invalid(_)

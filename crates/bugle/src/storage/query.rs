@@ -154,7 +154,8 @@ pub struct MessageQuery {
     pub roles: Vec<Role>,
     /// `content.metadata` has these values.
     pub metadata: Object,
-    /// Messages around others, added to the page and not counted.
+    /// Messages around others, added to the page and not counted. Without a resource, only those on one of the
+    /// query's threads or on the thread that they name, which the caller has checked.
     pub include: Vec<IncludeMessage>,
     /// Stored signal types that are left out, before paging (MEM-072): `user`, `reactive`, …
     pub hide_signal_types: Vec<String>,

@@ -10,8 +10,8 @@ use crate::{
     message::{Part, Resource, Role, StoredMessage, Thread},
     signal::{ContentPart, Contents, Signal},
     storage::{
-        Accept, CloneThread, ClonedThread, Commit, LeaseClaim, MessageQuery, MetadataChange, NewThread, ResourceChange,
-        StorageError, ThreadQuery, ThreadUpdate,
+        Accept, CloneThread, ClonedThread, Commit, IncludeMessage, LeaseClaim, MessageQuery, MetadataChange, NewThread,
+        ResourceChange, StorageError, ThreadQuery, ThreadUpdate,
     },
     time::Timestamp,
 };
@@ -283,6 +283,15 @@ pub fn message_matches(message: &StoredMessage, query: &MessageQuery) -> bool {
         && of_role
         && message_is_visible(message, query)
         && (query.metadata.is_empty() || metadata_matches(message.content.metadata.as_ref(), &query.metadata))
+}
+
+/// Whether a query may include a message of `thread`: it says whose messages it wants, or the thread is one of its own
+/// or is named by the request (MEM-068).
+pub fn may_include(query: &MessageQuery, include: &IncludeMessage, thread: Option<&str>) -> bool {
+    query.resource_id.is_some()
+        || thread.is_some_and(|thread| {
+            query.thread_ids.iter().any(|own| own == thread) || include.thread_id.as_deref() == Some(thread)
+        })
 }
 
 /// Whether the hiding rules of a query leave this message visible (MEM-072, HTTP-163).

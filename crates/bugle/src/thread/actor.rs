@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    hub::{ThreadRef, View},
+    hub::{RunClaim, ThreadRef, View},
     input::{Input, Routed, Send as SendInput, Ticket, json_size},
     journal::{Done, EndedRun, Journal, Op, same_error},
     log::{DirectEnd, RunShared, StreamLog},
@@ -152,6 +152,11 @@ pub(crate) struct DirectRequest {
     pub(crate) streaming: bool,
     /// What it takes of the limit of what waits, in bytes; counted by its thread.
     pub(crate) size: usize,
+    /// Keeps its id from others until it runs.
+    pub(crate) claim: RunClaim,
+    /// Tells the watcher of the caller's signal that it waits no more.
+    #[expect(dead_code, reason = "held, not read")]
+    pub(crate) waits: Option<tokio_util::sync::DropGuard>,
 }
 
 /// What ties a run to its thread.
@@ -596,7 +601,8 @@ impl Actor {
         if let Some(running) = running {
             if !input.own_options {
                 // It waits behind this run and takes over its options, never its context or callbacks (SIG-252).
-                input.options = Arc::new(running.for_follow_up());
+                let request_context = input.options.request_context.clone();
+                input.options = Arc::new(RunOptions { request_context, ..running.for_follow_up() });
             } else if input.options.inherit_request_context {
                 Arc::make_mut(&mut input.options).request_context.fill_from(&running.request_context);
             }
@@ -898,6 +904,7 @@ impl Actor {
             nudge: nudge.clone(),
             placed: self.placed.clone(),
         };
+        let mut claim = None;
         let (kind, shared, options, agent, output, streaming) = match source {
             RunSource::Input(first) => {
                 let agent = self.inner.agent_by_id(&agent_id);
@@ -905,7 +912,8 @@ impl Actor {
             }
             RunSource::Direct => match self.direct.remove(&run_id) {
                 Some(request) => {
-                    let DirectRequest { agent, input, options, shared, output, streaming, .. } = request;
+                    let DirectRequest { agent, input, options, shared, output, streaming, claim: held, .. } = request;
+                    claim = Some(held);
                     (SeedKind::Direct(Box::new(input)), shared, options, Some(agent), output, streaming)
                 }
                 None => {
@@ -930,7 +938,19 @@ impl Actor {
         }
         // A run of the same input writes the same record, and ends it.
         self.unended.retain(|ended| ended.run_id != run_id);
-        self.inner.hub.run_started(&run_id, &self.key);
+        if !self.inner.hub.run_started(&run_id, &self.key, self.inner.clock.now()) {
+            // Only what an earlier process left can meet this: its id was taken meanwhile.
+            tracing::error!(thread = %self.key, run = %run_id, "a run of another thread has this run's id");
+            let text = format!("run id {run_id} is taken by a run of another thread");
+            let error = ErrorInfo::new("RunIdTaken", text);
+            if let Some(output) = output {
+                let chunks = crate::run::failed_direct(&run_id, &error);
+                self.thread.log.end_run(&shared, None, DirectEnd { replaces_last: false, chunks });
+                let _ = output.send(RunOutput::failed(run_id.clone(), error));
+            }
+            return self.feed(ThreadEvent::RunEnded { run_id, returned: Vec::new(), failed_to_start: true });
+        }
+        drop(claim);
         self.run = Some(LiveRun { shared: shared.clone(), nudge, options: options.clone() });
         let seed = RunSeed {
             agent,

@@ -15,8 +15,9 @@ use super::{
 };
 use crate::{
     error::Error,
-    id::{RunId, ThreadKey},
+    id::{MessageId, RunId, ThreadKey},
     runtime::{AbortOptions, Inner},
+    time::Timestamp,
 };
 
 /// Letters that wait for an actor at most; past it, senders wait.
@@ -29,13 +30,65 @@ const MISSING: usize = 1000;
 #[derive(Debug, Default)]
 pub(crate) struct Hub {
     threads: Mutex<HashMap<ThreadKey, ThreadRef>>,
-    runs: Mutex<HashMap<RunId, ThreadKey>>,
     /// Agents that are not registered, but have left work: those that were told of.
     missing: Mutex<HashSet<String>>,
+    runs: Arc<Mutex<Runs>>,
     /// Every task of the runtime: actors and runs.
     pub(crate) tasks: TaskTracker,
     /// Fires when the runtime ends.
     pub(crate) stop: CancellationToken,
+}
+
+/// The run ids that are in use in this process: no two runs have the same at a time.
+#[derive(Debug, Default)]
+struct Runs {
+    live: HashMap<RunId, LiveRun>,
+    reserved: HashMap<RunId, Reserved>,
+    /// Runs at work that have no thread.
+    unthreaded: usize,
+}
+
+#[derive(Debug)]
+struct LiveRun {
+    thread: ThreadKey,
+    since: Timestamp,
+}
+
+#[derive(Debug)]
+struct Reserved {
+    of: RunUser,
+    claims: usize,
+}
+
+/// Who reserves a run id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RunUser {
+    /// A plain run without a thread.
+    Unthreaded,
+    /// A plain run that waits for its turn.
+    Direct,
+    /// Input that may start it. The same input sent again has it too (SIG-503).
+    Input { thread: ThreadKey, id: MessageId },
+}
+
+/// Holds a run id until it is dropped.
+#[derive(Debug)]
+pub(crate) struct RunClaim {
+    run_id: RunId,
+    runs: Arc<Mutex<Runs>>,
+}
+
+impl Drop for RunClaim {
+    fn drop(&mut self) {
+        let mut runs = self.runs.lock();
+        let Some(reserved) = runs.reserved.get_mut(&self.run_id) else { return };
+        reserved.claims -= 1;
+        if reserved.claims == 0 {
+            let unthreaded = reserved.of == RunUser::Unthreaded;
+            runs.reserved.remove(&self.run_id);
+            runs.unthreaded -= usize::from(unthreaded);
+        }
+    }
 }
 
 /// A thread's actor, from outside.
@@ -151,12 +204,44 @@ impl Hub {
         }
     }
 
-    pub(super) fn run_started(&self, run_id: &RunId, key: &ThreadKey) {
-        self.runs.lock().insert(run_id.clone(), key.clone());
+    /// Takes a run id that no run of this process has, neither live nor waiting, until the claim is dropped.
+    pub(crate) fn reserve(&self, run_id: &RunId, of: RunUser) -> Result<RunClaim, Error> {
+        let mut runs = self.runs.lock();
+        let taken = || Err(Error::RunIdTaken { run_id: run_id.clone() });
+        if let Some(live) = runs.live.get(run_id) {
+            // Input sent again whose run is at work; the journal tells it apart.
+            let again = matches!(&of, RunUser::Input { thread, .. } if *thread == live.thread);
+            if !again {
+                return taken();
+            }
+        }
+        if let Some(reserved) = runs.reserved.get_mut(run_id) {
+            if reserved.of != of || !matches!(of, RunUser::Input { .. }) {
+                return taken();
+            }
+            reserved.claims += 1;
+        } else {
+            runs.unthreaded += usize::from(of == RunUser::Unthreaded);
+            runs.reserved.insert(run_id.clone(), Reserved { of, claims: 1 });
+        }
+        drop(runs);
+        Ok(RunClaim { run_id: run_id.clone(), runs: self.runs.clone() })
+    }
+
+    /// A thread's run begins; `false` if a run of another thread has its id.
+    pub(super) fn run_started(&self, run_id: &RunId, key: &ThreadKey, since: Timestamp) -> bool {
+        let mut runs = self.runs.lock();
+        let live = runs.live.entry(run_id.clone()).or_insert_with(|| LiveRun { thread: key.clone(), since });
+        live.thread == *key
+    }
+
+    /// When a live run began.
+    pub(crate) fn run_began(&self, run_id: &RunId) -> Option<Timestamp> {
+        self.runs.lock().live.get(run_id).map(|live| live.since)
     }
 
     pub(super) fn run_ended(&self, run_id: &RunId) {
-        self.runs.lock().remove(run_id);
+        self.runs.lock().live.remove(run_id);
     }
 
     /// An agent that left work is not registered; `true` the first time, to log it once.
@@ -167,12 +252,18 @@ impl Hub {
 
     /// The thread of a live run.
     pub(crate) fn thread_of_run(&self, run_id: &RunId) -> Option<ThreadKey> {
-        self.runs.lock().get(run_id).cloned()
+        self.runs.lock().live.get(run_id).map(|live| live.thread.clone())
     }
 
     /// All live runs.
     pub(crate) fn active_runs(&self) -> Vec<(RunId, ThreadKey)> {
-        self.runs.lock().iter().map(|(run, key)| (run.clone(), key.clone())).collect()
+        self.runs.lock().live.iter().map(|(run, live)| (run.clone(), live.thread.clone())).collect()
+    }
+
+    /// Whether a run is at work, on a thread or without one.
+    pub(crate) fn has_runs(&self) -> bool {
+        let runs = self.runs.lock();
+        !runs.live.is_empty() || runs.unthreaded > 0
     }
 
     /// How many threads have an actor.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::hub::RunClaim;
 use crate::{
     id::{MessageId, RunId},
     run::RunOptions,
@@ -28,14 +29,23 @@ pub(crate) struct Input {
     /// It was changed before the journal had answered; its entry is rewritten then.
     pub(crate) rewrite: bool,
     size: usize,
+    /// Keeps the id of its run from others until it is gone; what comes from the journal has none.
+    pub(crate) claim: Option<Arc<RunClaim>>,
 }
 
 impl Input {
     pub(crate) fn new(entry: InboxEntry, options: RunOptions, own_options: bool) -> Self {
         let options = Arc::new(options);
-        let mut input = Self { entry, options, own_options, journaled: false, joined: false, rewrite: false, size: 0 };
+        let mut input =
+            Self { entry, options, own_options, journaled: false, joined: false, rewrite: false, size: 0, claim: None };
         input.measure();
         input
+    }
+
+    /// Keeps the id of its run from others.
+    pub(crate) fn with_claim(mut self, claim: RunClaim) -> Self {
+        self.claim = Some(Arc::new(claim));
+        self
     }
 
     /// What the journal holds of an input; which run it was to join has gone.

@@ -13,7 +13,7 @@ mod queue_events;
 mod subscription;
 
 pub(crate) use actor::{DirectRequest, Leftover, Letter, SendLetter, ThreadLink};
-pub(crate) use hub::{Hub, ThreadRef};
+pub(crate) use hub::{Hub, RunUser, ThreadRef};
 pub(crate) use input::Input;
 pub use log::LogReader;
 pub(crate) use log::{DirectEnd, RunShared, StreamLog};

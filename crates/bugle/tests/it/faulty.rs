@@ -152,8 +152,13 @@ impl Storage for Faulty {
     async fn get_run(&self, run_id: &RunId) -> Result<Option<RunRecord>, StorageError> {
         self.inner.get_run(run_id).await
     }
-    async fn unfinished(&self, owner: &str, limit: u32) -> Result<Vec<ThreadKey>, StorageError> {
-        self.inner.unfinished(owner, limit).await
+    async fn unfinished(
+        &self,
+        owner: &str,
+        after: Option<&ThreadKey>,
+        limit: u32,
+    ) -> Result<Vec<ThreadKey>, StorageError> {
+        self.inner.unfinished(owner, after, limit).await
     }
     async fn runs(&self, thread: &ThreadKey) -> Result<Vec<RunRecord>, StorageError> {
         self.inner.runs(thread).await

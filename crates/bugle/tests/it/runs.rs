@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
+
 use bugle::{
     Agent, RunOptions, Tool,
     chunk::{Chunk, FinishReason},
@@ -20,6 +22,52 @@ fn input(text: &str) -> RunInput {
         messages: vec![StoredMessage::text("".into(), Role::User, text, Default::default())],
         tool_results: Vec::new(),
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn r20_a_caller_who_leaves_before_the_stream_begins_stops_the_run() {
+    let model = ScriptedModel::recording();
+    let world = world(model).await;
+    let begun = world.agent.stream(input("[[say one ;; hang]]"), Some(&world.thread), RunOptions::default());
+    assert!(begun.now_or_never().is_none());
+    let next = world.agent.generate(input("[[say two]]"), Some(&world.thread), RunOptions::default()).await.unwrap();
+    assert_eq!(next.text, "two");
+}
+
+#[tokio::test(start_paused = true)]
+async fn r21_sig_311_a_run_that_waits_is_stopped_by_its_callers_signal() {
+    let world = world(ScriptedModel::recording()).await;
+    let first = world.agent.stream(input("[[say one ;; hang]]"), Some(&world.thread), RunOptions::default());
+    let first = first.await.unwrap();
+    let abort = tokio_util::sync::CancellationToken::new();
+    let options = RunOptions { abort: Some(abort.clone()), ..RunOptions::default() };
+    let second = world.agent.stream(input("[[say two]]"), Some(&world.thread), options).await.unwrap();
+    abort.cancel();
+    let output = tokio::time::timeout(std::time::Duration::from_mins(1), second.output()).await.unwrap().unwrap();
+    assert_eq!(output.finish_reason, FinishReason::Aborted);
+    assert_eq!(world.agent.active_run_id(&world.thread), Some(first.run_id.clone()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn r16_a_run_without_a_thread_has_its_grace_at_shutdown() {
+    let gate = bugle::model::Gate::new();
+    let world = world(ScriptedModel::with_responses([Script::new().gate(&gate).text("Hello")])).await;
+    let stream = world.agent.stream(input("hi"), None, RunOptions::default()).await.unwrap();
+    gate.reached().await;
+    let bugle = world.bugle.clone();
+    let shutdown = tokio::spawn(async move { bugle.shutdown(std::time::Duration::from_mins(1)).await });
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    gate.open();
+    assert_eq!(stream.output().await.unwrap().text, "Hello");
+    shutdown.await.unwrap();
+}
+
+#[test]
+fn r25_default_options_that_no_run_may_have_are_refused_at_once() {
+    let timeout: bugle::model::ModelSettings = serde_json::from_value(json!({"timeout": {"totalMs": -1.0}})).unwrap();
+    let options = RunOptions { model_settings: Some(timeout), ..RunOptions::default() };
+    let agent = Agent::builder("wrong").model(Arc::new(ScriptedModel::new())).default_options(options).build();
+    assert!(agent.unwrap_err().to_string().contains("default options of agent wrong"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -336,6 +336,57 @@ pub(super) async fn run_records_live_until_the_run_ends(store: SharedStorage) ->
     Ok(())
 }
 
+pub(super) async fn r1_a_run_record_belongs_to_its_thread(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let mine = run("r1", RunStatus::Suspended);
+    store.commit(Commit { run: RunChange::Save(mine.clone()), ..commit(2) }).await?;
+    let other = ThreadKey::new("bob", "t2");
+    let theirs = RunRecord { thread: other.clone(), snapshot: json!({"stolen": true}), ..mine.clone() };
+    let taken = store.commit(Commit { run: RunChange::Save(theirs), ..Commit::new(other.clone(), 1) }).await;
+    assert!(matches!(taken, Err(StorageError::Exists { what: "run", .. })), "{taken:?}");
+    assert_eq!(store.get_run(&"r1".into()).await?, Some(mine.clone()), "another thread's record is not changed");
+    let end = RunChange::End { run_id: "r1".into(), last_event: 1 };
+    store.commit(Commit { run: end, ..Commit::new(other, 1) }).await?;
+    assert_eq!(store.get_run(&"r1".into()).await?, Some(mine), "nor deleted");
+    Ok(())
+}
+
+pub(super) async fn r11_a_thread_at_work_is_not_transferred(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let busy = |answer: Result<_, StorageError>| matches!(answer, Err(StorageError::Busy { thread }) if thread == "t1");
+    let accept =
+        Accept { entries: vec![entry("s1")], thread: key(), claim: None, check_only: false, create_thread: false };
+    store.accept(accept.clone()).await?;
+    assert!(busy(store.transfer_thread("t1", "bob").await), "input waits");
+    let record = RunRecord {
+        run_id: "r1".into(),
+        thread: key(),
+        agent_id: "helper".into(),
+        status: RunStatus::Suspended,
+        snapshot: json!({}),
+        updated_at: at(1),
+    };
+    let placed = Commit {
+        consumed: message_ids(&["s1"]),
+        messages: vec![signal("s1", "says s1").to_stored(Some(&key()), at(1))],
+        run: RunChange::Save(record),
+        ..Commit::new(key(), 3)
+    };
+    store.commit(placed).await?;
+    assert!(busy(store.transfer_thread("t1", "bob").await), "a run is recorded");
+    store
+        .commit(Commit { run: RunChange::End { run_id: "r1".into(), last_event: 1 }, ..Commit::new(key(), 3) })
+        .await?;
+    store.transfer_thread("t1", "bob").await?;
+    let moved = ThreadKey::new("bob", "t1");
+    let again = InboxEntry { thread: moved.clone(), ..entry("s1") };
+    let accepted = store.accept(Accept { entries: vec![again], thread: moved.clone(), ..accept }).await?;
+    assert!(matches!(accepted.entries[..], [EntryOutcome::Placed { .. }]), "SIG-503: {accepted:?}");
+    let stale = store.commit(Commit::new(moved, 2)).await;
+    assert!(matches!(stale, Err(StorageError::StaleEpoch { .. })), "ruling 4: epochs never shrink: {stale:?}");
+    Ok(())
+}
+
 pub(super) async fn leases_have_one_owner_and_growing_epochs(store: SharedStorage) -> Checked {
     let owner = store.owner();
     assert!(!owner.is_empty() && owner == store.owner(), "ruling 26: one owner per handle");
@@ -398,7 +449,7 @@ pub(super) async fn ruling_25_acceptance_takes_the_lease(store: SharedStorage) -
 
 pub(super) async fn sig_502_unfinished_work_is_found(store: SharedStorage) -> Checked {
     with_thread(&*store).await?;
-    assert_eq!(store.unfinished("me", 10).await?, []);
+    assert_eq!(store.unfinished("me", None, 10).await?, []);
     let (queued, working, parked) = (key(), ThreadKey::new("ann", "t2"), ThreadKey::unowned("t3"));
     store.accept(accept(&["s1", "s2"])).await?;
     for (thread, status) in [(&working, RunStatus::Running), (&parked, RunStatus::Suspended)] {
@@ -411,20 +462,23 @@ pub(super) async fn sig_502_unfinished_work_is_found(store: SharedStorage) -> Ch
         threads
     };
     assert_eq!(
-        found(store.unfinished("me", 10).await?),
+        found(store.unfinished("me", None, 10).await?),
         [queued.clone(), working.clone()],
         "SIG-502: parked runs wait for people"
     );
-    assert_eq!(store.unfinished("me", 1).await?.len(), 1, "SIG-502: bounded");
+    assert_eq!(store.unfinished("me", None, 1).await?, std::slice::from_ref(&queued), "SIG-502: bounded, in order");
+    let rest = store.unfinished("me", Some(&queued), 1).await?;
+    assert_eq!(rest, std::slice::from_ref(&working), "r24: what lies behind the limit comes next");
+    assert_eq!(store.unfinished("me", Some(&working), 1).await?, []);
     store.acquire_lease(&queued, &claim("other", 60)).await?;
     store.acquire_lease(&working, &claim("me", 60)).await?;
     assert_eq!(
-        store.unfinished("me", 10).await?,
+        store.unfinished("me", None, 10).await?,
         std::slice::from_ref(&working),
         "ruling 26: not what a living owner holds"
     );
     store.acquire_lease(&working, &claim("me", 0)).await?;
-    assert_eq!(store.unfinished("you", 10).await?, [working], "ruling 26: what has run out");
+    assert_eq!(store.unfinished("you", None, 10).await?, [working], "ruling 26: what has run out");
     Ok(())
 }
 

@@ -206,12 +206,18 @@ pub(super) async fn mem_068_includes_are_not_counted(store: SharedStorage) -> Ch
     };
     let asked = MessageQuery { per_page: Some(0), include: vec![include("d", 1, 0)], ..query() };
     assert_eq!(page(&store.list_messages(asked).await?), (vec!["c", "d"], 5, false), "MEM-069: total order decides");
-    let asked = MessageQuery { per_page: Some(2), include: vec![include("b", 1, 1), include("z", 0, 0)], ..query() };
+    let on_its_thread = IncludeMessage { thread_id: Some("t2".into()), ..include("z", 0, 0) };
+    let asked = MessageQuery { per_page: Some(2), include: vec![include("b", 1, 1), on_its_thread], ..query() };
     assert_eq!(
         page(&store.list_messages(asked.clone()).await?),
         (vec!["a", "b", "c", "z"], 5, true),
-        "MEM-068: any thread, once each"
+        "MEM-068: any thread that is named, once each"
     );
+    let wrong = IncludeMessage { thread_id: Some("t1".into()), ..include("z", 1, 1) };
+    for unnamed in [include("z", 1, 1), wrong] {
+        let asked = MessageQuery { per_page: Some(0), include: vec![unnamed], ..query() };
+        assert_eq!(ids(&store.list_messages(asked).await?.items), [""; 0], "r7: no other thread");
+    }
     let mine = MessageQuery { resource_id: Some("ann".into()), ..asked };
     assert_eq!(ids(&store.list_messages(mine).await?.items), ["a", "b", "c"], "MEM-068: only that resource's");
     Ok(())

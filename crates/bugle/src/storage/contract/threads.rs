@@ -145,7 +145,7 @@ pub(super) async fn mem_019_deletion_leaves_nothing(store: SharedStorage) -> Che
     assert_eq!(store.recent_messages(&key(), u32::MAX).await?, [], "MEM-019");
     assert_eq!(store.get_messages(&["m1".into()]).await?, [], "MEM-019");
     assert_eq!(store.inbox(&key()).await?, [], "MEM-019: the journal goes too");
-    assert_eq!(store.unfinished("me", 10).await?, [], "MEM-019");
+    assert_eq!(store.unfinished("me", None, 10).await?, [], "MEM-019");
     let again = store.accept(accept).await?;
     assert!(
         again.entries.iter().all(|outcome| matches!(outcome, crate::storage::EntryOutcome::Appended { .. })),

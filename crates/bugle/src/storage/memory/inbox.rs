@@ -129,6 +129,11 @@ impl State {
                 rules::check_message_owner(&message.id, stored, (id, message.resource_id.as_deref()))?;
             }
         }
+        if let RunChange::Save(record) = &run
+            && self.runs.get(&record.run_id).is_some_and(|stored| stored.thread != record.thread)
+        {
+            return Err(StorageError::Exists { what: "run", id: record.run_id.to_string() });
+        }
 
         if epoch > current {
             self.leases.entry(thread.clone()).or_default().epoch = epoch;
@@ -164,7 +169,9 @@ impl State {
                 self.runs.insert(record.run_id.clone(), record);
             }
             RunChange::End { run_id, last_event } => {
-                self.runs.remove(&run_id);
+                if self.runs.get(&run_id).is_some_and(|stored| stored.thread == thread) {
+                    self.runs.remove(&run_id);
+                }
                 self.last_events.insert(thread, (epoch, last_event));
             }
         }
@@ -199,11 +206,18 @@ impl State {
         Lease::HeldBy { owner }
     }
 
-    pub(super) fn unfinished(&self, owner: &str, limit: usize, now: Timestamp) -> Vec<ThreadKey> {
+    pub(super) fn unfinished(
+        &self,
+        owner: &str,
+        after: Option<&ThreadKey>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Vec<ThreadKey> {
         let running = self.runs.values().filter(|run| run.status == RunStatus::Running).map(|run| &run.thread);
         let threads: BTreeSet<&ThreadKey> = self.waiting.keys().chain(running).collect();
         let is_free =
             |thread: &&ThreadKey| self.leases.get(*thread).is_none_or(|lease| lease.is_free_for(owner, now, |_| true));
-        threads.into_iter().filter(is_free).take(limit).cloned().collect()
+        let is_after = |thread: &&ThreadKey| after.is_none_or(|after| *thread > after);
+        threads.into_iter().filter(is_after).filter(is_free).take(limit).cloned().collect()
     }
 }

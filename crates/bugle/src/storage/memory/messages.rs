@@ -74,6 +74,9 @@ impl State {
         };
         for include in &query.include {
             let Some(target) = self.messages.get(&include.id).filter(may_see) else { continue };
+            if !rules::may_include(query, include, target.thread_id.as_deref()) {
+                continue;
+            }
             let place = (target.created_at, &target.id);
             let thread = || self.thread_messages(target.thread_id.as_deref().unwrap_or_default()).filter(may_see);
             let previous = thread().rev().skip_while(|m| (m.created_at, &m.id) >= place);
