@@ -224,9 +224,9 @@ async fn sig_290_what_could_not_be_taken_back_is_not_reported_and_runs() {
 #[tokio::test(start_paused = true)]
 async fn sig_363_input_of_a_thread_that_went_to_another_resource_is_given_up_and_says_so() {
     let model = ScriptedModel::new();
-    let storage = left("other", snapshot(0)).await;
+    let storage: SharedStorage = Arc::new(MemoryStorage::new());
     let thread = ThreadKey::new("user", "thread");
-    // Accepted by a process that died; then the thread went to somebody else.
+    // Accepted by a process that died before the thread was made; then somebody else made it.
     let signal = SignalInput { id: Some("one".into()), ..SignalInput::message("one") };
     let entry = InboxEntry {
         signal: signal.normalise(bugle::MessageId::fresh, Default::default()).unwrap(),
@@ -242,7 +242,8 @@ async fn sig_363_input_of_a_thread_that_went_to_another_resource_is_given_up_and
     let accept =
         Accept { entries: vec![entry], thread: thread.clone(), claim: None, check_only: false, create_thread: false };
     storage.accept(accept).await.unwrap();
-    storage.transfer_thread("thread", "somebody").await.unwrap();
+    let theirs = NewThread { id: Some("thread".into()), resource_id: "somebody".into(), ..NewThread::default() };
+    storage.create_thread(theirs).await.unwrap();
     let world = world_on(model.clone(), [agent("plain", &model)], storage).await;
     settle().await;
     assert!(world.storage.inbox(&thread).await.unwrap().is_empty());
