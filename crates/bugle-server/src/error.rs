@@ -164,6 +164,11 @@ impl From<Error> for Failure {
             Error::RunIdTaken { run_id } => Self::conflict(text).with_run(&run_id),
             Error::Draining | Error::OwnedElsewhere { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
             Error::Storage(error) => error.into(),
+            // A caller's mistake is never 5xx: the client would send it again (HTTP-013).
+            Error::Run(info) if info.id.as_deref() == Some("AGENT_MEMORY_THREAD_RESOURCE_MISMATCH") => {
+                Self::foreign_thread()
+            }
+            Error::Run(info) if info.id.as_deref() == Some("MESSAGE_OWNERSHIP") => Self::forbidden(text),
             // Not the provider's failure but the store's: nothing was run, or nothing more could be stored.
             Error::Run(info) if matches!(info.name.as_str(), "StorageError" | "ThreadUnavailable") => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later()

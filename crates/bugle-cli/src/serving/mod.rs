@@ -136,11 +136,12 @@ async fn run(plan: Plan, common: &Common, out: Out, is_dev: bool) -> Result<u8, 
     signals::listen(stop.clone(), is_dev)
         .map_err(|error| Failure::new(exit::BUG, format!("signals cannot be listened to: {error}")))?;
     let grace = plan.settings.duration("server.drain-timeout").unwrap_or(Duration::from_secs(25));
-    let server = tokio::spawn(bugle_server::serve(listener, router, bugle, stop, grace));
+    let server = tokio::spawn(bugle_server::serve(listener, router, bugle, stop.clone(), grace));
 
     // Nothing is printed as ready before it is.
     let reachable = reachable(address);
-    if answer(reachable, "/health", Duration::from_secs(5)).await.is_none() {
+    // One that was told to stop before it was ready only has to end in order (CLI-072).
+    if answer(reachable, "/health", Duration::from_secs(5)).await.is_none() && !stop.is_cancelled() {
         return Err(Failure::new(exit::BUG, format!("the server on {address} does not answer")));
     }
     let prefix = plan.settings.text("server.prefix").unwrap_or("/api");
@@ -154,7 +155,9 @@ async fn run(plan: Plan, common: &Common, out: Out, is_dev: bool) -> Result<u8, 
             None
         }
     };
-    if is_dev && !out.json {
+    if stop.is_cancelled() {
+        out.note(Style::Yellow, "stopped before it was ready");
+    } else if is_dev && !out.json {
         announce::dev(&plan, &origin, &storage_name, out, common.quiet > 0);
     } else if out.json || !std::io::stdout().is_terminal() {
         out.json_line(&announce::json(&plan, &origin, &storage_name));

@@ -132,3 +132,21 @@ async fn http_012_a_thread_of_another_resource_is_403_to_writers_and_404_to_read
     let read = server.get("/api/memory/threads/t?agentId=plain&resourceId=r").await;
     assert_eq!((read.status, read.json), (StatusCode::NOT_FOUND, json!({"error": "Thread not found"})));
 }
+
+#[tokio::test]
+async fn http_013_another_threads_message_id_is_refused_as_the_callers_mistake() {
+    let server = Server::new().await;
+    let ask = |resource: &str, thread: &str, id: &str| {
+        json!({
+            "messages": [{"id": id, "role": "user", "content": "[[say fine]]"}],
+            "memory": {"thread": thread, "resource": resource},
+        })
+    };
+    let first = server.post("/api/agents/plain/generate", ask("ann", "a", "m-1")).await;
+    assert_eq!(first.status, StatusCode::OK, "{}", first.text);
+    let taken = server.post("/api/agents/plain/generate", ask("bob", "b", "m-1")).await;
+    assert_eq!(taken.status, StatusCode::FORBIDDEN, "{}", taken.text);
+    assert!(taken.json["error"].as_str().unwrap().contains("m-1"), "{}", taken.text);
+    let again = server.post("/api/agents/plain/generate", ask("bob", "b", "m-2")).await;
+    assert_eq!(again.status, StatusCode::OK, "{}", again.text);
+}

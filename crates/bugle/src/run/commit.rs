@@ -255,8 +255,10 @@ impl Committer {
 /// A store's error as a run shows it.
 pub(super) fn storage_error(error: &StorageError) -> ErrorInfo {
     let mut info = ErrorInfo::new("StorageError", error.to_string());
-    if matches!(error, StorageError::ThreadOwnership { .. }) {
-        info.id = Some("AGENT_MEMORY_THREAD_RESOURCE_MISMATCH".to_owned());
-    }
+    info.id = match error {
+        StorageError::ThreadOwnership { .. } => Some("AGENT_MEMORY_THREAD_RESOURCE_MISMATCH".to_owned()),
+        StorageError::MessageOwnership { .. } => Some("MESSAGE_OWNERSHIP".to_owned()),
+        _ => None,
+    };
     info
 }
