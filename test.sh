@@ -25,6 +25,7 @@ if [ "${1:-}" != quick ]; then
   RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --lib --quiet
   step "dependencies: licences, bans, sources"
   need cargo-deny cargo-deny
+  cargo fetch --locked # of every platform, which the check below looks at
   cargo deny --offline check licenses bans sources
 fi
 
