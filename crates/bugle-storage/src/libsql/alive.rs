@@ -30,7 +30,11 @@ impl Life {
         let owner = format!("{PREFIX}{}", Uuid::new_v4());
         // Locked before it has its name, so that nobody takes it for a dead one's.
         let (file, unnamed) = loop {
-            fs::create_dir_all(&directory)?;
+            match fs::create_dir_all(&directory) {
+                // Others make and remove it in this very moment; only a file in its place is an error.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !directory.is_file() => continue,
+                made => made?,
+            }
             let unnamed = directory.join(format!("{owner}.new"));
             match File::create_new(&unnamed) {
                 Ok(file) => break (file, unnamed),

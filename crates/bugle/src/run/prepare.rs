@@ -23,8 +23,9 @@ use crate::{
     tool::Tool,
 };
 
-/// A run that has ended its process is gone on with this often; then it is given up.
-const RECOVERIES: u32 = 3;
+/// A run whose process has died without a step in between is gone on with this often; then it is given up. High, since
+/// most processes die of something else than their run.
+const RECOVERIES: u32 = 20;
 
 /// All that a run has resolved.
 pub(super) struct Prepared {

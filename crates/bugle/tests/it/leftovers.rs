@@ -123,9 +123,9 @@ async fn sig_502_a_record_that_cannot_be_read_is_ended_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_502_a_run_that_ends_its_process_is_given_up_after_three_recoveries() {
+async fn sig_502_a_run_that_ends_its_process_is_given_up_after_twenty_recoveries() {
     let model = ScriptedModel::with_responses(["a", "b"]);
-    let storage = left("plain", snapshot(3)).await;
+    let storage = left("plain", snapshot(20)).await;
     let world = world_on(model.clone(), [agent("plain", &model)], storage).await;
     settle().await;
     assert!(world.storage.runs(&world.thread).await.unwrap().is_empty());
