@@ -20,6 +20,8 @@ pub(crate) struct RunSettings {
     pub(crate) interruptible: bool,
     pub(crate) has_completion: bool,
     pub(crate) structured_output: Option<StructuredOutput>,
+    /// The run's messages are stored; else a parked run keeps them itself.
+    pub(crate) stores: bool,
     /// The options as a recovered run will need them.
     pub(crate) stored_options: Value,
 }

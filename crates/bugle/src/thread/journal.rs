@@ -9,8 +9,8 @@ use crate::{
     message::StoredMessage,
     signal::Signal,
     storage::{
-        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunRecord,
-        SharedStorage, Storage, StorageError, rules,
+        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, ParkedQuery, ParkedRun,
+        RunChange, RunRecord, SharedStorage, Storage, StorageError, rules,
     },
 };
 
@@ -72,8 +72,13 @@ pub(super) enum Done {
     Appended {
         entries: Vec<InboxEntry>,
         result: Result<Accepted, StorageError>,
+        /// What is parked on the thread, if it has become ours with this.
+        parked: Option<Vec<ParkedRun>>,
     },
-    Claimed(Result<Lease, StorageError>),
+    Claimed {
+        result: Result<Lease, StorageError>,
+        parked: Option<Vec<ParkedRun>>,
+    },
     Persisted {
         ticket: Ticket,
         message: Box<StoredMessage>,
@@ -103,6 +108,8 @@ pub(super) struct Journal {
     claim: LeaseClaim,
     /// What is appended makes its thread.
     creates: bool,
+    /// The thread was not ours: once it is, what is parked on it is read.
+    looks: bool,
     waiting: VecDeque<Op>,
     running: Option<Running>,
 }
@@ -110,7 +117,7 @@ pub(super) struct Journal {
 impl Journal {
     pub(super) fn new(storage: SharedStorage, thread: ThreadKey, lease_ttl: Duration) -> Self {
         let claim = LeaseClaim { owner: storage.owner(), ttl: lease_ttl };
-        Self { storage, thread, claim, creates: false, waiting: VecDeque::new(), running: None }
+        Self { storage, thread, claim, creates: false, looks: true, waiting: VecDeque::new(), running: None }
     }
 
     /// Adds a write; one that appends joins an append that still waits.
@@ -128,6 +135,11 @@ impl Journal {
     /// Input of an agent with memory makes the thread it is for, with its acceptance (SIG-362).
     pub(super) fn creates_thread(&mut self) {
         self.creates = true;
+    }
+
+    /// The thread is not ours any more.
+    pub(super) fn look_again(&mut self) {
+        self.looks = true;
     }
 
     /// Puts writes back, one entry each, in front of what waits.
@@ -153,7 +165,9 @@ impl Journal {
             match self.waiting.pop_front() {
                 Some(op) => {
                     let (storage, thread, claim) = (self.storage.clone(), self.thread.clone(), self.claim.clone());
-                    self.running = Some(Box::pin(perform(storage, thread, claim, op, self.creates)));
+                    let looks = self.looks && matches!(op, Op::Append(_) | Op::Claim);
+                    self.looks &= !looks;
+                    self.running = Some(Box::pin(perform(storage, thread, claim, op, (self.creates, looks))));
                 }
                 None => std::future::pending::<()>().await,
             }
@@ -167,14 +181,28 @@ impl Journal {
     }
 }
 
-async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim, op: Op, create_thread: bool) -> Done {
+async fn perform(
+    storage: Arc<dyn Storage>,
+    thread: ThreadKey,
+    claim: LeaseClaim,
+    op: Op,
+    (create_thread, looks): (bool, bool),
+) -> Done {
     match op {
         Op::Append(entries) => {
             let accept =
                 Accept { entries: entries.clone(), thread, claim: Some(claim), check_only: false, create_thread };
-            Done::Appended { entries, result: patiently(|| storage.accept(accept.clone())).await }
+            let result = patiently(|| storage.accept(accept.clone())).await;
+            let held = matches!(&result, Ok(Accepted { lease: Some(Lease::Held { .. }), .. }));
+            let parked = if held && looks { look(&*storage, &accept.thread).await } else { None };
+            Done::Appended { entries, result, parked }
         }
-        Op::Claim => Done::Claimed(claim_only(&*storage, &thread, claim).await),
+        Op::Claim => {
+            let result = claim_only(&*storage, &thread, claim).await;
+            let held = matches!(&result, Ok(Lease::Held { .. }));
+            let parked = if held && looks { look(&*storage, &thread).await } else { None };
+            Done::Claimed { result, parked }
+        }
         Op::Persist { ticket, message, create, epoch, consumes } => {
             let mut commit = Commit::new(thread, 0);
             commit.create_thread = create;
@@ -207,6 +235,18 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
                 tracing::warn!(%thread, %error, "the lease could not be given up; it ends by itself");
             }
             Done::Quiet
+        }
+    }
+}
+
+/// What is parked on a thread, newest first. A store that parks nothing has nothing parked.
+async fn look(storage: &dyn Storage, thread: &ThreadKey) -> Option<Vec<ParkedRun>> {
+    match patiently(|| storage.list_parked(ParkedQuery::of_thread(thread))).await {
+        Ok(page) => Some(page.items),
+        Err(StorageError::Unsupported { .. }) => None,
+        Err(error) => {
+            tracing::error!(%thread, %error, "whether a run of this thread waits for a person cannot be read");
+            None
         }
     }
 }

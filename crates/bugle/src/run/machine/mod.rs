@@ -7,6 +7,7 @@
 mod end;
 mod event;
 mod input;
+mod park;
 mod result;
 mod step;
 mod tools;
@@ -20,7 +21,7 @@ use serde_json::Value;
 use smallvec::SmallVec;
 
 use super::{
-    StepSummary,
+    ParkedCall, Resolution, StepSummary,
     response::{Call, Response},
     settings::RunSettings,
     snapshot::{RunSnapshot, SnapshotPhase},
@@ -28,7 +29,7 @@ use super::{
     transcript::{Transcript, is_call},
 };
 use crate::{
-    chunk::{Chunk, Payload, ResponseMetadata, StepResult, Usage},
+    chunk::{Chunk, ErrorInfo, Payload, ResponseMetadata, StepResult, Usage},
     id::MessageId,
     message::{Part, StoredMessage, ToolState},
     signal::Signal,
@@ -77,6 +78,8 @@ enum AfterCommit {
     RunTools,
     /// Some calls have finished; others run on.
     ToolProgress,
+    /// The run is parked: say for what.
+    Park,
     /// The step is over and another follows.
     NextStep { echoes: Vec<Chunk> },
     /// The run is over.
@@ -87,6 +90,23 @@ enum AfterCommit {
 struct CallState {
     call: Call,
     outcome: Option<ToolOutcome>,
+    /// Its result is out.
+    shown: bool,
+    /// How it goes on after it was parked.
+    resume: Option<ToolResume>,
+}
+
+impl CallState {
+    fn new(call: Call) -> Self {
+        Self { call, outcome: None, shown: false, resume: None }
+    }
+
+    fn parked(&self) -> Option<&ParkedCall> {
+        match &self.outcome {
+            Some(ToolOutcome::Parked(parked)) => Some(parked),
+            _ => None,
+        }
+    }
 }
 
 /// The loop of one run.
@@ -133,6 +153,16 @@ pub(crate) struct RunMachine {
     stop_cause: Option<String>,
     /// How often the run was gone on with since it had finished this many steps.
     recoveries: (u32, u32),
+    /// The step at work was parked before.
+    step_resumed: bool,
+    /// What is to become of the parked run.
+    resolution: Option<Resolution>,
+    /// Where the run is parked, or was: the message of its calls.
+    call_message_id: MessageId,
+    /// The answer's text of steps before this process had the run.
+    earlier_text: String,
+    /// The first message of the answer, after failed completion checks (SCO-048).
+    answer_message: Option<MessageId>,
 }
 
 impl RunMachine {
@@ -148,6 +178,7 @@ impl RunMachine {
             late_results: false,
             model: ModelName::default(),
             first_message_id: message_id.clone(),
+            call_message_id: message_id.clone(),
             message_id,
             started: false,
             step_started: false,
@@ -171,11 +202,25 @@ impl RunMachine {
             step_result: None,
             stop_cause: None,
             recoveries: (0, 0),
+            step_resumed: false,
+            resolution: None,
+            earlier_text: String::new(),
+            answer_message: None,
         }
     }
 
     /// A run that an earlier process left. A call that was started and has no result is not repeated (LOOP-255).
     pub(crate) fn recovered(settings: RunSettings, mut transcript: Transcript, snapshot: &RunSnapshot) -> Self {
+        let unknown = "outcome unknown after a restart: the call was started and is not repeated";
+        if let Some(step) = &snapshot.step {
+            let mut machine = Self::restored(settings, transcript, snapshot, step);
+            for at in 0..machine.calls.len() {
+                if machine.calls[at].outcome.is_none() {
+                    machine.settle(at, ToolOutcome::Failed(ErrorInfo::new("Error", unknown)));
+                }
+            }
+            return machine;
+        }
         if snapshot.phase == SnapshotPhase::Tools
             && let Some(answer) = transcript.open_answer()
         {
@@ -184,21 +229,28 @@ impl RunMachine {
                     && let Part::ToolInvocation(call) = part
                 {
                     call.tool_invocation.state = ToolState::OutputError;
-                    call.tool_invocation.error_text =
-                        Some("outcome unknown after a restart: the call was started and is not repeated".to_owned());
+                    call.tool_invocation.error_text = Some(unknown.to_owned());
                 }
             }
         }
         let mut machine = Self::new(settings, transcript, snapshot.message_id.clone());
-        machine.first_message_id = snapshot.first_message_id.clone();
-        machine.iteration = snapshot.iteration;
-        machine.earlier_steps = snapshot.steps + u32::from(snapshot.phase == SnapshotPhase::Tools);
-        machine.usage = snapshot.usage.clone();
-        machine.consumed = snapshot.consumed.clone();
-        machine.placed = machine.placed_before();
-        machine.wake = snapshot.wake.clone();
+        machine.take_over(snapshot);
+        machine.earlier_steps += u32::from(snapshot.phase == SnapshotPhase::Tools);
         machine.recoveries = (snapshot.recoveries, machine.step_count());
         machine
+    }
+
+    /// What a snapshot says of the steps before.
+    fn take_over(&mut self, snapshot: &RunSnapshot) {
+        self.first_message_id = snapshot.first_message_id.clone();
+        self.iteration = snapshot.iteration;
+        self.earlier_steps = snapshot.steps;
+        self.usage = snapshot.usage.clone();
+        self.consumed = snapshot.consumed.clone();
+        self.placed = self.placed_before();
+        self.wake = snapshot.wake.clone();
+        self.answer_message = snapshot.answer_from.clone();
+        self.earlier_text = self.transcript.answer_text(self.answer_message.as_ref());
     }
 
     /// What an earlier process placed for this run, from its rows: a rollback gives it back (ruling 33).
@@ -220,9 +272,14 @@ impl RunMachine {
             .collect()
     }
 
-    /// What the run goes on from after a crash.
+    /// What the run goes on from after a crash, or after a person's decision.
     pub(crate) fn snapshot(&self) -> RunSnapshot {
-        let in_tools = matches!(self.phase, Phase::Committing(AfterCommit::RunTools | AfterCommit::ToolProgress));
+        let phase = match self.phase {
+            Phase::Committing(AfterCommit::Park) => SnapshotPhase::Parked,
+            Phase::Committing(AfterCommit::RunTools | AfterCommit::ToolProgress) => SnapshotPhase::Tools,
+            _ => SnapshotPhase::Request,
+        };
+        let has_step = phase != SnapshotPhase::Request && (self.step_resumed || self.waits_for_people());
         RunSnapshot {
             message_id: self.message_id.clone(),
             first_message_id: self.first_message_id.clone(),
@@ -234,11 +291,11 @@ impl RunMachine {
             own: self.transcript.own_ids(),
             // A step that is finished did not kill its process.
             recoveries: if self.step_count() > self.recoveries.1 { 0 } else { self.recoveries.0 },
-            phase: if in_tools { SnapshotPhase::Tools } else { SnapshotPhase::Request },
+            phase,
             options: self.settings.stored_options.clone(),
-            step: None,
-            kept: Vec::new(),
-            answer_from: None,
+            step: has_step.then(|| self.parked_step()),
+            kept: if has_step { self.transcript.kept(!self.settings.stores) } else { Vec::new() },
+            answer_from: self.answer_message.clone(),
         }
     }
 
@@ -294,11 +351,16 @@ impl RunMachine {
 
     /// How many chunks of the run are still to come once its last commit is durable.
     pub(crate) fn chunks_to_come(&self) -> u64 {
-        let Phase::Committing(AfterCommit::End { echoes, ending }) = &self.phase else { return 0 };
+        let (echoes, ending) = match &self.phase {
+            Phase::Committing(AfterCommit::End { echoes, ending }) => (echoes, ending),
+            Phase::Committing(AfterCommit::Park) => return self.park_chunk_count(),
+            _ => return 0,
+        };
         let own = match ending {
             Ending::Finished => 2,
             Ending::Failed(_) | Ending::Aborted => 1 + u64::from(!self.started),
             Ending::Tripped(_) => 2,
+            Ending::Parked => 0,
         };
         own + echoes.len() as u64
     }
@@ -315,6 +377,12 @@ impl RunMachine {
     pub(crate) fn apply(&mut self, event: RunEvent, now: Timestamp) -> Effects {
         let mut effects = Effects::new();
         match event {
+            RunEvent::Begun if self.resolution.is_some() => self.go_on_parked(now, &mut effects),
+            // An earlier process had the step.
+            RunEvent::Begun if self.step_resumed => {
+                self.phase = Phase::Tools;
+                self.tools_progressed(now, &mut effects);
+            }
             RunEvent::Begun => {
                 self.phase = Phase::Draining(DrainPoint::First);
                 effects.push(RunEffect::Drain);
@@ -361,7 +429,7 @@ impl RunMachine {
                 match self.phase {
                     Phase::Requesting => effects.push(RunEffect::CancelRequest),
                     Phase::Tools => effects.push(RunEffect::CancelTools),
-                    Phase::Done | Phase::Committing(AfterCommit::End { .. }) => return effects,
+                    Phase::Done | Phase::Committing(AfterCommit::End { .. } | AfterCommit::Park) => return effects,
                     _ => {}
                 }
                 self.fail(error, now, &mut effects);

@@ -11,6 +11,7 @@ impl Actor {
     pub(super) fn give_up_lease(&mut self) {
         self.epoch = 0;
         self.machine.lease_gone();
+        self.journal.look_again();
         self.journal.push(Op::Release);
         self.show_view();
     }
@@ -53,6 +54,7 @@ impl Actor {
     pub(super) fn lose(&mut self) {
         self.epoch = 0;
         self.resync = true;
+        self.journal.look_again();
         self.lose_run();
         self.feed(ThreadEvent::LeaseLost { run_id: None });
     }
