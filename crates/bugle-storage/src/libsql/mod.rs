@@ -32,9 +32,9 @@ use bugle::{
     id::{MessageId, RunId, ThreadKey},
     message::{Resource, StoredMessage, Thread},
     storage::{
-        Accept, Accepted, CloneThread, ClonedThread, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, MessageQuery,
-        NewThread, NotificationQuery, NotificationRecord, Page, ResourceChange, RunRecord, Storage, StorageError,
-        ThreadQuery, ThreadUpdate, rules,
+        Accept, Accepted, CloneThread, ClonedThread, Commit, Committed, InboxEnd, InboxEntry, Lease, LeaseClaim,
+        MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ResourceChange, RunRecord, Storage,
+        StorageError, ThreadQuery, ThreadUpdate, rules,
     },
     time::Timestamp,
 };
@@ -243,9 +243,9 @@ impl Storage for LibSql {
         self.write(move |connection| inbox::update(connection, &draft)).await
     }
 
-    async fn commit(&self, mut commit: Commit) -> Result<(), StorageError> {
+    async fn commit(&self, mut commit: Commit) -> Result<Committed, StorageError> {
         rules::complete_commit(&mut commit)?;
-        let Commit { thread, epoch, create_thread, consumed, messages, removed, mut returned, run } = commit;
+        let Commit { thread, epoch, create_thread, consumed, messages, removed, mut returned, run, release } = commit;
         for entry in &mut returned {
             entry.thread = thread.clone();
         }
@@ -258,6 +258,7 @@ impl Storage for LibSql {
             removed,
             returned: returned.into_iter().map(inbox::Draft::of).collect(),
             run,
+            release,
         };
         self.write(move |connection| inbox::commit(connection, &step)).await
     }
@@ -287,9 +288,14 @@ impl Storage for LibSql {
         self.write(move |connection| inbox::claim(connection, &watch, &thread, &claim, Timestamp::now())).await
     }
 
-    async fn release_lease(&self, thread: &ThreadKey, owner: &str) -> Result<(), StorageError> {
+    async fn release_lease(
+        &self,
+        thread: &ThreadKey,
+        owner: &str,
+        last_event: Option<u64>,
+    ) -> Result<(), StorageError> {
         let (thread, owner) = (thread.clone(), owner.to_owned());
-        self.write(move |connection| inbox::release(connection, &thread, &owner)).await
+        self.write(move |connection| inbox::release(connection, &thread, &owner, last_event)).await
     }
 
     async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError> {
