@@ -289,6 +289,10 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<Committed> 
                 .execute(params![resource, id, step.epoch as i64, *last_event as i64, released])?;
             return Ok(Committed { released });
         }
+        RunChange::Park { .. } | RunChange::Resume(_) | RunChange::Discard { .. } => {
+            let store = "this SQLite store".to_owned();
+            return Err(Failure::Rule(StorageError::Unsupported { domain: "parked runs", store }));
+        }
     }
     let released = releases(connection, step, held.as_ref())?;
     if released && let Some(owner) = &step.release {
