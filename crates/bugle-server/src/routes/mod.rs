@@ -4,6 +4,7 @@ mod agents;
 mod memory;
 mod messages;
 mod runs;
+mod suspended;
 mod system;
 mod threads;
 mod tools;
@@ -100,7 +101,7 @@ use route;
 
 /// All routes below the prefix.
 pub(crate) fn table() -> impl Iterator<Item = &'static Route> {
-    [agents::ROUTES, runs::ROUTES, messages::ROUTES, threads::ROUTES, tools::ROUTES, memory::ROUTES, system::ROUTES]
+    [agents::ROUTES, runs::ROUTES, suspended::ROUTES, messages::ROUTES, threads::ROUTES, tools::ROUTES, memory::ROUTES, system::ROUTES]
         .into_iter()
         .flatten()
 }

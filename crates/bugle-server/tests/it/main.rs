@@ -5,6 +5,7 @@
 mod auth;
 mod bad_input;
 mod bad_providers;
+mod golden;
 mod memory;
 mod messages;
 mod provider;
