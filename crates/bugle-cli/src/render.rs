@@ -108,7 +108,8 @@ pub(crate) fn tool_line(payload: &Payload) -> Option<(Style, String)> {
 
 /// The chunk of a delegated run that a tool wrote (HTTP-121); `None` if it wrote something else.
 pub(crate) fn nested(output: &Value) -> Option<Chunk> {
-    let is_chunk = output.get("type").is_some_and(Value::is_string) && output.get("runId").is_some_and(Value::is_string);
+    let is_chunk =
+        output.get("type").is_some_and(Value::is_string) && output.get("runId").is_some_and(Value::is_string);
     is_chunk.then(|| serde_json::from_value(output.clone()).ok()).flatten()
 }
 

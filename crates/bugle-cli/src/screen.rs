@@ -261,7 +261,10 @@ Final";
 
     #[test]
     fn what_a_tool_writes_that_is_no_chunk_is_shown_as_it_is() {
-        assert_eq!(drawn([within("c1", json!({"type": "note"})), within("c1", json!("x"))]), "  | {\"type\":\"note\"}\n  | \"x\"\n");
+        assert_eq!(
+            drawn([within("c1", json!({"type": "note"})), within("c1", json!("x"))]),
+            "  | {\"type\":\"note\"}\n  | \"x\"\n"
+        );
     }
 
     #[test]

@@ -118,11 +118,8 @@ pub(crate) static RESUME: Shape = run_fields!(
 /// `observe`.
 pub(crate) static OBSERVE: Shape = Shape::Fields(&[required("runId", TEXT), optional("offset", &Shape::Whole(0))]);
 /// `recover`.
-pub(crate) static RECOVER: Shape = Shape::Fields(&[
-    required("runId", TEXT),
-    optional("versions", &VERSIONS),
-    optional("requestContext", OBJECT),
-]);
+pub(crate) static RECOVER: Shape =
+    Shape::Fields(&[required("runId", TEXT), optional("versions", &VERSIONS), optional("requestContext", OBJECT)]);
 
 // Input (HTTP §6).
 

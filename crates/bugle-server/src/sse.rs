@@ -69,11 +69,7 @@ pub(crate) fn resumed(run: RunStream, bugle: Bugle, keep_alive: Duration, pendin
 
 fn direct(run: RunStream, bugle: Bugle, keep_alive: Duration, pending: Option<PendingCalls>) -> Response {
     let pulse = Pulse { every: keep_alive, comment: HEARTBEAT };
-    let frames = frames(
-        RunFrames { run, bugle, pending, ended: false, complete: false, left: false },
-        pulse,
-        None,
-    );
+    let frames = frames(RunFrames { run, bugle, pending, ended: false, complete: false, left: false }, pulse, None);
     respond(Body::from_stream(frames))
 }
 
@@ -245,7 +241,12 @@ impl PendingCalls {
             provider_executed: None,
             provider_metadata: None,
         };
-        Some(Chunk { run_id: chunk.run_id.clone(), from: ChunkFrom::Agent, body: ChunkBody::Payload(Payload::ToolCall(call)), metadata: None })
+        Some(Chunk {
+            run_id: chunk.run_id.clone(),
+            from: ChunkFrom::Agent,
+            body: ChunkBody::Payload(Payload::ToolCall(call)),
+            metadata: None,
+        })
     }
 }
 

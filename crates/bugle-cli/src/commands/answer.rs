@@ -75,7 +75,8 @@ async fn run(
         && data.is_none()
     {
         let asks = waiting.call.suspend_payload.as_ref().map(|payload| short(&payload.to_string(), 120));
-        let what = format!("{} does not wait for approval but for data: {}", waiting.call.tool_name, asks.unwrap_or_default());
+        let what =
+            format!("{} does not wait for approval but for data: {}", waiting.call.tool_name, asks.unwrap_or_default());
         return Err(Failure::usage(what).hint("give it with --data JSON, or stop the run with: bugle abort"));
     }
     let approval = ToolApproval { tool_call_id: call, approved, reason, resume_data: data, ..ToolApproval::default() };
@@ -101,9 +102,7 @@ async fn run(
     say(&approval, &accepted.run_id, accepted.tool_call_id.as_deref(), session);
     match subscription {
         None => Ok(0),
-        Some(subscription) => {
-            Rest { thread, subscription, run: accepted.run_id, target, session }.follow().await
-        }
+        Some(subscription) => Rest { thread, subscription, run: accepted.run_id, target, session }.follow().await,
     }
 }
 
@@ -158,7 +157,9 @@ fn choose<'a>(
 fn several(all: &[Waiting<'_>], what: &str, hint: &str) -> Failure {
     let calls: Vec<String> = all
         .iter()
-        .map(|waiting| format!("{} ({}, run {})", waiting.call.tool_call_id, waiting.call.tool_name, waiting.run.run_id))
+        .map(|waiting| {
+            format!("{} ({}, run {})", waiting.call.tool_call_id, waiting.call.tool_name, waiting.run.run_id)
+        })
         .collect();
     Failure::usage(format!("{what}: {}", calls.join(", "))).hint(hint)
 }
@@ -184,9 +185,7 @@ fn list(waiting: &Waiting<'_>, session: &Session) {
 
 /// Reads what the thread says again of the runs so far, so that what comes later is new.
 async fn catch_up(subscription: &mut Subscription) {
-    let reading = async {
-        while let Ok(Some(_)) = tokio::time::timeout(CAUGHT_UP, subscription.next()).await {}
-    };
+    let reading = async { while let Ok(Some(_)) = tokio::time::timeout(CAUGHT_UP, subscription.next()).await {} };
     let _ = tokio::time::timeout(CATCH_UP_MAX, reading).await;
 }
 

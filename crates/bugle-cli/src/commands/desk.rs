@@ -137,9 +137,9 @@ impl Desk {
                 tool: tool_name.clone(),
                 asks: Some(only_text(resume_schema)),
             }),
-            Some(
-                Payload::ToolError { tool_call_id, .. } | Payload::ToolOutputDenied { tool_call_id, .. },
-            ) => self.answered(tool_call_id),
+            Some(Payload::ToolError { tool_call_id, .. } | Payload::ToolOutputDenied { tool_call_id, .. }) => {
+                self.answered(tool_call_id);
+            }
             Some(Payload::ToolResult(result)) => self.answered(&result.tool_call_id),
             _ if chunk.ends_run() => {
                 self.forget(|question| question.run == chunk.run_id);

@@ -60,10 +60,8 @@ async fn resume(call: Call) -> Answer {
 
 /// What an approval says (LOOP-091).
 fn verdict(body: &Object, approved: bool) -> Value {
-    match text(body, "reason") {
-        Some(reason) if !approved => json!({"approved": false, "reason": reason}),
-        _ => json!({"approved": approved}),
-    }
+    let decision = if approved { Decision::approve(None) } else { Decision::decline(None, text(body, "reason")) };
+    decision.data
 }
 
 async fn stream(call: Call, data: Value) -> Answer {
@@ -170,7 +168,7 @@ async fn list(call: Call) -> Answer {
         from,
         to,
         per_page: whole(&call.query, "perPage"),
-        page: whole(&call.query, "page"),
+        page: whole(&call.query, "page").unwrap_or(0),
     };
     Ok(answer(agent.list_suspended_runs(query).await?))
 }

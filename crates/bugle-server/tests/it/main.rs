@@ -5,7 +5,6 @@
 mod auth;
 mod bad_input;
 mod bad_providers;
-mod golden;
 mod memory;
 mod messages;
 mod provider;

@@ -266,10 +266,6 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
             parked::take(connection, &step.thread, run_id)?;
             end_run(connection, step, run_id, *last_event)?;
         }
-        RunChange::Park { .. } | RunChange::Resume(_) | RunChange::Discard { .. } => {
-            let store = "this SQLite store".to_owned();
-            return Err(Failure::Rule(StorageError::Unsupported { domain: "parked runs", store }));
-        }
     }
     Ok(())
 }

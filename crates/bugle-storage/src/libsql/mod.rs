@@ -34,8 +34,8 @@ use bugle::{
     message::{Resource, StoredMessage, Thread},
     storage::{
         Accept, Accepted, CloneThread, ClonedThread, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, MessageQuery,
-        NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange, RunChange, RunRecord, Storage, StorageError,
-        ThreadQuery, ThreadUpdate, rules,
+        NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange, RunChange,
+        RunRecord, Storage, StorageError, ThreadQuery, ThreadUpdate, rules,
     },
     time::Timestamp,
 };

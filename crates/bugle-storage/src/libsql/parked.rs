@@ -56,7 +56,8 @@ fn head(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<Head>> {
         codec::report("mastra_workflow_snapshot", &run_id, "snapshot");
         return Ok(None);
     };
-    let Some(agent_id) = [agent, durable_agent, input_agent].iter().find_map(|id| id.as_str().map(str::to_owned)) else {
+    let Some(agent_id) = [agent, durable_agent, input_agent].iter().find_map(|id| id.as_str().map(str::to_owned))
+    else {
         codec::report("mastra_workflow_snapshot", &run_id, "snapshot");
         return Ok(None);
     };
@@ -76,9 +77,8 @@ fn head(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<Head>> {
 
 impl Head {
     fn fits(&self, query: &ParkedQuery) -> bool {
-        let is = |wanted: &Option<String>, value: Option<&str>| {
-            wanted.as_deref().is_none_or(|wanted| Some(wanted) == value)
-        };
+        let is =
+            |wanted: &Option<String>, value: Option<&str>| wanted.as_deref().is_none_or(|wanted| Some(wanted) == value);
         is(&query.agent_id, Some(&self.agent_id))
             && is(&query.thread_id, self.thread_id.as_deref())
             && is(&query.resource_id, self.resource_id.as_deref())
@@ -210,9 +210,8 @@ pub(super) fn put(connection: &Connection, draft: &Draft) -> Answer<()> {
 
 /// Takes the pair away; `false` if the run is not parked (any more): of several who try, one succeeds (LOOP-116).
 pub(super) fn remove(connection: &Connection, run_id: &RunId) -> Answer<bool> {
-    let sql = format!(
-        "DELETE FROM mastra_workflow_snapshot WHERE run_id = ?1 AND workflow_name IN {OUTER} AND {SUSPENDED}"
-    );
+    let sql =
+        format!("DELETE FROM mastra_workflow_snapshot WHERE run_id = ?1 AND workflow_name IN {OUTER} AND {SUSPENDED}");
     if connection.prepare_cached(&sql)?.execute([run_id.as_str()])? == 0 {
         return Ok(false);
     }

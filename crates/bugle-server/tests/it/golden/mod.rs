@@ -32,8 +32,7 @@ pub(crate) async fn target() -> Server {
 }
 
 async fn ask(server: &Server, exchange: &Exchange, rules: &Rules) -> crate::support::Answer {
-    let headers: &[(&str, &str)] =
-        if exchange.body.is_some() { &[("content-type", "application/json")] } else { &[] };
+    let headers: &[(&str, &str)] = if exchange.body.is_some() { &[("content-type", "application/json")] } else { &[] };
     let body = exchange.body.as_ref().map(|body| rules.known(&body.to_string())).unwrap_or_default();
     server.send(exchange.method.clone(), &exchange.path, headers, Body::from(body)).await
 }

@@ -48,7 +48,8 @@ fn placeholder(text: &str) -> Option<(usize, usize)> {
     if let Some(start) = text.find(UUID) {
         return Some((start, start + UUID_LEN));
     }
-    let is_call = text.strip_prefix("call_").is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()));
+    let is_call =
+        text.strip_prefix("call_").is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()));
     is_call.then_some((0, text.len()))
 }
 
