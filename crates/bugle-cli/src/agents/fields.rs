@@ -7,7 +7,6 @@ use bugle::{
     agent::{Interrupt, ModelEntry, OnStepLimit},
     json::{Object, Value},
     memory::MemoryOptions,
-    tool::Approval,
 };
 use indexmap::IndexMap;
 use secrecy::SecretString;
@@ -15,41 +14,40 @@ use serde::de::DeserializeOwned;
 
 use super::{
     BUILT_IN_TOOLS,
-    completion::Completion,
     front::{Data, Document, Key, Node},
     models::{Models, Resolved},
 };
 use crate::{settings::Problem, text::nearest};
 
 /// Fields of this version.
-const KNOWN: [&str; 18] = [
+const KNOWN: [&str; 14] = [
     "id",
     "name",
     "description",
     "model",
     "tools",
-    "agents",
     "memory",
     "maxSteps",
     "modelSettings",
     "providerOptions",
     "toolChoice",
     "activeTools",
-    "requireToolApproval",
     "interrupt",
     "onStepLimit",
-    "delegation",
-    "isTaskComplete",
     "metadata",
 ];
 /// Fields that a later version has. With a value that asks for nothing they are taken.
-const LATER: [&str; 6] = [
+const LATER: [&str; 10] = [
+    "agents",
+    "requireToolApproval",
     "inputProcessors",
     "outputProcessors",
     "errorProcessors",
     "signals",
     "notifications",
     "backgroundTasks",
+    "delegation",
+    "isTaskComplete",
 ];
 /// Fields of other tools, ignored with a warning.
 const FOREIGN: [&str; 4] = ["color", "permissionMode", "skills", "hooks"];
@@ -66,22 +64,11 @@ pub(super) struct Definition {
     pub(super) model_names: Vec<String>,
     pub(super) missing: Vec<String>,
     pub(super) tools: IndexMap<String, Tool>,
-    /// Subagents by key; whether they exist is known once all files are read.
-    pub(super) agents: IndexMap<String, Reference>,
-    pub(super) completion: Option<Completion>,
     pub(super) memory: Option<MemoryOptions>,
     pub(super) options: RunOptions,
     pub(super) interrupt: Interrupt,
     pub(super) on_step_limit: OnStepLimit,
     pub(super) metadata: Option<Object>,
-}
-
-/// An agent that a file names, and where.
-#[derive(Debug, Clone)]
-pub(super) struct Reference {
-    pub(super) id: String,
-    pub(super) line: usize,
-    pub(super) column: usize,
 }
 
 impl Definition {
@@ -97,8 +84,6 @@ impl Definition {
             model_names: Vec::new(),
             missing: Vec::new(),
             tools: IndexMap::new(),
-            agents: IndexMap::new(),
-            completion: None,
             memory: Some(MemoryOptions::default()),
             options: RunOptions::default(),
             interrupt: Interrupt::default(),
@@ -111,9 +96,9 @@ impl Definition {
 /// Reads one file's fields.
 pub(super) struct Reader<'a> {
     shown: &'a str,
-    pub(super) models: &'a Models,
+    models: &'a Models,
     warnings: &'a mut Vec<String>,
-    pub(super) definition: Definition,
+    definition: Definition,
     problems: Vec<Problem>,
 }
 
@@ -159,11 +144,11 @@ impl<'a> Reader<'a> {
         (self.definition, self.problems)
     }
 
-    pub(super) fn at(&mut self, line: usize, column: usize, message: impl Into<String>) {
+    fn at(&mut self, line: usize, column: usize, message: impl Into<String>) {
         self.problems.push(Problem { place: format!("{}:{line}:{column}", self.shown), message: message.into() });
     }
 
-    pub(super) fn wrong(&mut self, key: &Key, message: impl Into<String>) {
+    fn wrong(&mut self, key: &Key, message: impl Into<String>) {
         self.at(key.line, key.column, message);
     }
 
@@ -177,12 +162,6 @@ impl<'a> Reader<'a> {
             },
             "model" => self.model(key, node),
             "tools" => self.tools(key, node),
-            "agents" => self.agents(key, node),
-            "requireToolApproval" => match node.value() {
-                Value::Bool(all) => self.definition.options.require_tool_approval = Some(all),
-                _ => self.wrong(key, "requireToolApproval: must be true or false"),
-            },
-            "isTaskComplete" => self.definition.completion = self.completion(key, node),
             "memory" => self.memory(key, node),
             "maxSteps" => match node.value().as_u64().and_then(|number| u32::try_from(number).ok()) {
                 Some(steps) if steps >= 1 => self.definition.options.max_steps = Some(steps),
@@ -227,7 +206,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn typed<T: DeserializeOwned>(&mut self, key: &Key, node: &Node, what: &str) -> Option<T> {
+    fn typed<T: DeserializeOwned>(&mut self, key: &Key, node: &Node, what: &str) -> Option<T> {
         let value = serde_json::from_value(node.value()).ok();
         if value.is_none() {
             self.wrong(key, format!("{}: must be {what}", key.name));
@@ -353,65 +332,34 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A list of ids, or a map key → id; the key names the tool (SUB-002).
-    fn agents(&mut self, key: &Key, node: &Node) {
-        match &node.data {
-            Data::Scalar(Value::Null) => {}
-            Data::List(items) => {
-                for item in items {
-                    match item.as_str() {
-                        Some(id) => self.reference(id, id, item),
-                        None => self.at(item.line, item.column, "agents: must be ids of agents"),
-                    }
-                }
-            }
-            Data::Map(entries) => {
-                for (name, item) in entries {
-                    match item.as_str() {
-                        Some(id) => self.reference(&name.name, id, item),
-                        None => self.wrong(name, format!("agents.{}: must be the id of an agent", name.name)),
-                    }
-                }
-            }
-            Data::Scalar(_) => self.wrong(key, "agents: must be a list of ids, or fields KEY: ID"),
-        }
-    }
-
-    fn reference(&mut self, key: &str, id: &str, at: &Node) {
-        let reference = Reference { id: id.to_owned(), line: at.line, column: at.column };
-        if key.trim().is_empty() || self.definition.agents.insert(key.to_owned(), reference).is_some() {
-            self.at(at.line, at.column, format!("agents: {key:?} is there twice, or empty"));
-        }
-    }
-
     fn tools(&mut self, key: &Key, node: &Node) {
         match &node.data {
             Data::Scalar(Value::Null) => {}
             Data::Scalar(Value::String(list)) => {
                 for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-                    self.tool(name, node.line, node.column, &ToolOptions::default());
+                    self.tool(name, node.line, node.column, None);
                 }
             }
             Data::List(items) => {
                 for item in items {
                     match item.as_str() {
-                        Some(name) => self.tool(name, item.line, item.column, &ToolOptions::default()),
+                        Some(name) => self.tool(name, item.line, item.column, None),
                         None => self.at(item.line, item.column, "tools: must be names"),
                     }
                 }
             }
             Data::Map(entries) => {
                 for (name, options) in entries {
-                    let options = self.tool_options(name, options);
-                    self.tool(&name.name, name.line, name.column, &options);
+                    let description = self.tool_options(name, options);
+                    self.tool(&name.name, name.line, name.column, description);
                 }
             }
             Data::Scalar(_) => self.wrong(key, "tools: must be a list of names, names with commas, or fields"),
         }
     }
 
-    /// `{approval?, background?, description?}`.
-    fn tool_options(&mut self, tool: &Key, node: &Node) -> ToolOptions {
+    /// `{approval?, background?, description?}`; gives the description.
+    fn tool_options(&mut self, tool: &Key, node: &Node) -> Option<String> {
         let entries = match &node.data {
             Data::Map(entries) => entries.as_slice(),
             Data::Scalar(Value::Null) => &[],
@@ -420,15 +368,13 @@ impl<'a> Reader<'a> {
                 &[]
             }
         };
-        let mut options = ToolOptions::default();
+        let mut description = None;
         for (key, value) in entries {
             match (key.name.as_str(), &value.data) {
-                ("description", Data::Scalar(Value::String(text))) => options.description = Some(text.clone()),
+                ("description", Data::Scalar(Value::String(text))) => description = Some(text.clone()),
                 ("description", _) => self.wrong(key, format!("tools.{}.description: must be a text", tool.name)),
-                ("approval", Data::Scalar(Value::Bool(needed))) => options.approval = Some(*needed),
-                ("approval", _) => self.wrong(key, format!("tools.{}.approval: must be true or false", tool.name)),
-                ("background", Data::Scalar(Value::Bool(false))) => {}
-                ("background", _) => {
+                ("approval" | "background", Data::Scalar(Value::Bool(false))) => {}
+                ("approval" | "background", _) => {
                     self.wrong(key, format!("tools.{}.{} is not in this version; remove it", tool.name, key.name));
                 }
                 (name, _) => {
@@ -438,10 +384,10 @@ impl<'a> Reader<'a> {
                 }
             }
         }
-        options
+        description
     }
 
-    fn tool(&mut self, name: &str, line: usize, column: usize, options: &ToolOptions) {
+    fn tool(&mut self, name: &str, line: usize, column: usize, description: Option<String>) {
         let names: Vec<&str> = if name == "*" { BUILT_IN_TOOLS.to_vec() } else { vec![name] };
         for name in names {
             if !BUILT_IN_TOOLS.contains(&name) {
@@ -453,25 +399,14 @@ impl<'a> Reader<'a> {
                 self.at(line, column, message);
                 continue;
             }
-            let mut tool = INBOX.clone();
-            if let Some(description) = &options.description {
-                tool = tool.described(description.clone());
-            }
-            match options.approval {
-                Some(true) => tool = tool.with_approval(Approval::Always),
-                Some(false) => tool = tool.with_approval(Approval::None),
-                None => {}
-            }
+            let tool = INBOX.clone();
+            let tool = match &description {
+                Some(description) => tool.described(description.clone()),
+                None => tool,
+            };
             self.definition.tools.insert(name.to_owned(), tool);
         }
     }
-}
-
-/// What a file says of one of its tools.
-#[derive(Default)]
-struct ToolOptions {
-    description: Option<String>,
-    approval: Option<bool>,
 }
 
 static INBOX: LazyLock<Tool> = LazyLock::new(bugle::notification::inbox_tool);

@@ -1,6 +1,5 @@
 //! Agents from files: `agents/*.md` (CLI §2).
 
-mod completion;
 mod fields;
 mod front;
 mod models;
@@ -15,14 +14,8 @@ use std::{
 use bugle::{Agent, RunOptions, agent::AgentSource, memory::MemoryOptions};
 use indexmap::IndexMap;
 
-use self::{
-    fields::{Definition, Reference},
-    front::Document,
-};
-use crate::{
-    settings::{Problem, Settings},
-    text::nearest,
-};
+use self::{fields::Definition, front::Document};
+use crate::settings::{Problem, Settings};
 
 /// The tools that an agent file can name.
 pub(crate) const BUILT_IN_TOOLS: [&str; 1] = ["notification-inbox"];
@@ -54,8 +47,6 @@ pub(crate) struct Found {
 pub(crate) fn load(settings: &Settings, models: &Models) -> Found {
     let mut found = Found::default();
     let mut places: IndexMap<String, String> = IndexMap::new();
-    let mut faulty: IndexMap<String, String> = IndexMap::new();
-    let mut definitions: Vec<(String, Definition)> = Vec::new();
     for path in files(settings, &mut found) {
         found.any = true;
         let shown = path.strip_prefix(&settings.directory).unwrap_or(&path).display().to_string();
@@ -73,56 +64,18 @@ pub(crate) fn load(settings: &Settings, models: &Models) -> Found {
             problems.push(Problem { place: format!("{shown}:{}:1", definition.id_line), message });
         }
         if problems.is_empty() {
-            places.insert(definition.id.clone(), shown.clone());
-            definitions.push((shown, definition));
+            match build(&definition, settings) {
+                Ok(served) => {
+                    places.insert(definition.id, shown);
+                    found.agents.push(served);
+                }
+                Err(message) => found.problems.push(Problem { place: shown, message }),
+            }
         } else {
-            faulty.insert(definition.id, shown);
             found.problems.append(&mut problems);
         }
     }
-    check_references(&mut definitions, faulty, &mut found.problems);
     found
-}
-
-/// Leaves out the files that name subagents which do not exist, or have errors, themselves included; until what is left
-/// is whole (CLI-012).
-fn check_references(
-    definitions: &mut Vec<(String, Definition)>,
-    mut faulty: IndexMap<String, String>,
-    problems: &mut Vec<Problem>,
-) {
-    loop {
-        let mut known: Vec<String> = definitions.iter().map(|(_, definition)| definition.id.clone()).collect();
-        known.sort();
-        let mut wrong = Vec::new();
-        for (at, (shown, definition)) in definitions.iter().enumerate() {
-            let before = problems.len();
-            for Reference { id, line, column } in definition.agents.values() {
-                if known.contains(id) {
-                    continue;
-                }
-                let message = match faulty.get(id) {
-                    Some(other) => format!("agents: {id} cannot be delegated to, since {other} has errors"),
-                    None => {
-                        let near = nearest(id, known.iter().map(String::as_str));
-                        let near = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
-                        format!("agents: {id}: unknown agent; known are {}{near}", known.join(", "))
-                    }
-                };
-                problems.push(Problem { place: format!("{shown}:{line}:{column}"), message });
-            }
-            if problems.len() > before {
-                wrong.push(at);
-            }
-        }
-        if wrong.is_empty() {
-            return;
-        }
-        for at in wrong.into_iter().rev() {
-            let (shown, definition) = definitions.remove(at);
-            faulty.insert(definition.id, shown);
-        }
-    }
 }
 
 /// The agent files of the folders, sorted; folders that are named but missing are a problem.

@@ -15,7 +15,9 @@ use tokio::time::{Instant, sleep_until};
 use super::machine::Verdict;
 use crate::{
     json::{Object, Value},
-    scorer::{CompletionResult, Score, Scorer, ScorerError, ScorerInput, ScorerResult, Strategy, TaskCompletion, passes},
+    scorer::{
+        CompletionResult, Score, Scorer, ScorerError, ScorerInput, ScorerResult, Strategy, TaskCompletion, passes,
+    },
 };
 
 /// The most characters of one reason that the model is told (SCO-070).
@@ -143,11 +145,13 @@ async fn score(index: usize, scorer: &Arc<dyn Scorer>, input: &ScorerInput) -> (
     let begun = Instant::now();
     let judged = AssertUnwindSafe(async { scorer.score(input).await }).catch_unwind().await;
     let judged = judged.unwrap_or_else(|_| Err(ScorerError::failed("the scorer panicked")));
-    let judged = judged.and_then(|score: Score| match score.score.is_finite() {
-        true => Ok(score),
+    let judged = match judged {
         // SCO-007.
-        false => Err(ScorerError::failed(format!("the score is {}, which is no finite number", score.score))),
-    });
+        Ok(score) if !score.score.is_finite() => {
+            Err(ScorerError::failed(format!("the score is {}, which is no finite number", score.score)))
+        }
+        judged => judged,
+    };
     let took = begun.elapsed();
     let result = match judged {
         Ok(Score { score, reason, feedback }) => {

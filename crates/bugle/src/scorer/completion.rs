@@ -30,7 +30,8 @@ pub enum When {
 }
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
-type OnComplete = Arc<dyn Fn(CompletionResult) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync>;
+/// Called after every check: see [`TaskCompletion::on_complete`].
+pub type OnComplete = Arc<dyn Fn(CompletionResult) -> BoxFuture<'static, Result<(), BoxError>> + Send + Sync>;
 
 /// When the work is done. As long as the check fails, the model is told why and goes on, within the run's step limit.
 ///
@@ -61,7 +62,8 @@ pub struct TaskCompletion {
     pub suppress_feedback: bool,
     /// Which iterations are checked.
     pub when: When,
-    pub(crate) on_complete: Option<OnComplete>,
+    /// Called after every check.
+    pub on_complete: Option<OnComplete>,
 }
 
 impl TaskCompletion {

@@ -186,10 +186,7 @@ pub(super) async fn ask(
         asked.push_str(&schema.to_string());
     }
     let mut request = ModelRequest {
-        prompt: vec![
-            PromptMessage::System { content: instructions.to_owned(), provider_options: None },
-            user(asked),
-        ],
+        prompt: vec![PromptMessage::System { content: instructions.to_owned(), provider_options: None }, user(asked)],
         settings: judge.settings.clone().unwrap_or_default(),
         response_format: schema
             .filter(|_| !in_prompt)

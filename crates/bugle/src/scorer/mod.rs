@@ -10,7 +10,7 @@ mod pipeline;
 mod record;
 mod rubric;
 
-pub use completion::{CompletionResult, ScorerResult, Strategy, TaskCompletion, When};
+pub use completion::{CompletionResult, OnComplete, ScorerResult, Strategy, TaskCompletion, When};
 pub use judge::{Judge, JudgeStep};
 pub use pipeline::{PipelineBuilder, PipelineScorer, StepContext};
 pub use record::{FailedRun, JudgeExecution, JudgeRecord, NotScorable, ScorerRun, Step};

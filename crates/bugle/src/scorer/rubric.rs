@@ -112,11 +112,7 @@ impl<const N: usize> From<[&str; N]> for Criteria {
 fn without_marker(line: &str) -> &str {
     let line = line.trim();
     let digits = line.len() - line.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let after = if digits > 0 {
-        line[digits..].strip_prefix(['.', ')'])
-    } else {
-        line.strip_prefix(['-', '*', '•'])
-    };
+    let after = if digits > 0 { line[digits..].strip_prefix(['.', ')']) } else { line.strip_prefix(['-', '*', '•']) };
     match after {
         // A marker is followed by a space: `-1 is fine` and `3.5 points` are no lists.
         Some(rest) if rest.is_empty() || rest.starts_with(char::is_whitespace) => rest.trim(),

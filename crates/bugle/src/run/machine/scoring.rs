@@ -44,9 +44,10 @@ impl RunMachine {
                 _ => {}
             }
         }
-        let calls = self.calls.iter().map(|CallState { call, .. }| {
-            json!({ "toolCallId": call.id, "toolName": call.name, "args": call.args })
-        });
+        let calls = self
+            .calls
+            .iter()
+            .map(|CallState { call, .. }| json!({ "toolCallId": call.id, "toolName": call.name, "args": call.args }));
         StepToScore {
             text: self.response.text(),
             iteration: self.step_count() + 1,

@@ -34,8 +34,22 @@ async fn sco_030_sco_045_sco_048_the_check_comes_after_the_text_and_before_step_
     assert_eq!(
         ran.kinds(),
         [
-            "start", "step-start", "text-start", "text-delta", "text-delta", "text-end", "is-task-complete", "step-finish",
-            "step-start", "text-start", "text-delta", "text-delta", "text-end", "is-task-complete", "step-finish", "finish",
+            "start",
+            "step-start",
+            "text-start",
+            "text-delta",
+            "text-delta",
+            "text-end",
+            "is-task-complete",
+            "step-finish",
+            "step-start",
+            "text-start",
+            "text-delta",
+            "text-delta",
+            "text-end",
+            "is-task-complete",
+            "step-finish",
+            "finish",
         ]
     );
     let failed = &checks(&ran)[0];
@@ -47,9 +61,13 @@ async fn sco_030_sco_045_sco_048_the_check_comes_after_the_text_and_before_step_
             "duration": 0, "timedOut": false, "reason": "no DONE", "maxIterationReached": false, "suppressFeedback": false,
         })
     );
-    assert_eq!(checks(&ran)[1]["results"][0], json!({"score": 1, "passed": true, "scorerId": "holds", "scorerName": "holds", "duration": 0}));
+    assert_eq!(
+        checks(&ran)[1]["results"][0],
+        json!({"score": 1, "passed": true, "scorerId": "holds", "scorerName": "holds", "duration": 0})
+    );
     let finishes = step_finishes(&ran);
-    let flags = |finish: &Value| (finish["stepResult"]["isContinued"].clone(), finish["isTaskCompleteCheckFailed"].clone());
+    let flags =
+        |finish: &Value| (finish["stepResult"]["isContinued"].clone(), finish["isTaskCompleteCheckFailed"].clone());
     assert_eq!(flags(&finishes[0]), (json!(true), json!(true)));
     assert_eq!(flags(&finishes[1]), (json!(false), json!(false)));
     assert_eq!(finishes[1]["messageId"], format!("{}-2", finishes[0]["messageId"].as_str().unwrap()));
@@ -111,7 +129,10 @@ async fn sco_041_the_step_limit_ends_the_loop_with_the_last_text_and_without_an_
     assert_eq!((world.model.requested(), passed(&ran)), (2, vec![(1, false), (2, false)]));
     let reached: Vec<Value> = checks(&ran).iter().map(|check| check["maxIterationReached"].clone()).collect();
     assert_eq!(reached, [json!(false), json!(true)]);
-    assert_eq!((ran.output.text.as_str(), ran.output.finish_reason, &ran.output.error), ("two", FinishReason::Stop, &None));
+    assert_eq!(
+        (ran.output.text.as_str(), ran.output.finish_reason, &ran.output.error),
+        ("two", FinishReason::Stop, &None)
+    );
     assert!(world.texts().await.pop().unwrap().ends_with("The limit of steps is reached; the work ends here."));
 
     // Unset, there are five.
@@ -141,7 +162,11 @@ async fn sco_030_sco_033_iterations_that_end_in_tool_calls_are_not_checked_and_s
     })
     .await;
     let mut options = steps(7);
-    options.request_context.set("theme", "dark").set("mastra__resourceId", "user").set("MastraMemory", json!({"live": true}));
+    options
+        .request_context
+        .set("theme", "dark")
+        .set("mastra__resourceId", "user")
+        .set("MastraMemory", json!({"live": true}));
     let ran = world.run_with("the task", options).await;
     assert_eq!(passed(&ran), [(2, true)], "the iteration is the turn of the loop (ruling 16)");
     let run = seen.lock().unwrap().remove(0);
@@ -160,7 +185,10 @@ async fn sco_030_sco_033_iterations_that_end_in_tool_calls_are_not_checked_and_s
         assert_eq!(input[field], value, "{field}");
     }
     let messages = input["messages"].as_array().unwrap();
-    assert_eq!((messages.len(), &messages[0]["content"]["format"], &messages[0]["role"]), (2, &json!(2), &json!("user")));
+    assert_eq!(
+        (messages.len(), &messages[0]["content"]["format"], &messages[0]["role"]),
+        (2, &json!(2), &json!("user"))
+    );
     // SCO-R5: no live objects, no identity.
     let context = &run.request_context;
     let keys: Vec<&str> = context.keys().map(String::as_str).collect();
@@ -197,7 +225,15 @@ async fn sco_031_sco_r12_errors_and_aborts_are_not_scored() {
 
 #[tokio::test(start_paused = true)]
 async fn sco_051_every_iteration_can_be_checked_and_a_pass_ends_the_run() {
-    let called = || by("called", |run| Ok(if run.request_context["toolResults"][0]["result"] == json!({"echo": {"n": 2}}) { Score::pass() } else { Score::fail("call it with 2") }));
+    let called = || {
+        by("called", |run| {
+            Ok(if run.request_context["toolResults"][0]["result"] == json!({"echo": {"n": 2}}) {
+                Score::pass()
+            } else {
+                Score::fail("call it with 2")
+            })
+        })
+    };
     let completion = TaskCompletion::all(vec![called()]).when(When::Iteration);
     let world = world_with([call(1), call(2), call(3)], |agent| agent.tool(echo()).is_task_complete(completion)).await;
     let ran = world.run("work").await;
@@ -216,7 +252,9 @@ async fn sco_031_sco_051_an_iteration_of_working_memory_alone_is_not_checked() {
     let update = Script::new().call("updateWorkingMemory", json!({"memory": "# Notes"}));
     let completion = TaskCompletion::all(vec![holds("DONE")]).when(When::Iteration);
     let memory = MemoryOptions::default().merged(Some(&json!({"workingMemory": {"enabled": true}}))).unwrap();
-    let world = world_with([update, Script::new().text("DONE")], |agent| agent.memory(memory).is_task_complete(completion)).await;
+    let world =
+        world_with([update, Script::new().text("DONE")], |agent| agent.memory(memory).is_task_complete(completion))
+            .await;
     let ran = world.run("work").await;
     assert_eq!(passed(&ran), [(2, true)]);
 }
@@ -251,8 +289,13 @@ async fn sco_049_it_works_without_memory_and_in_generate() {
     assert_eq!(world.stored().await, []);
 
     let world = world_with(["not yet", "DONE"], |agent| agent.is_task_complete(completion())).await;
-    let output = world.agent.generate(crate::r#loop::input("work"), Some(&world.thread), RunOptions::default()).await.unwrap();
-    assert_eq!((output.text.as_str(), world.model.requested()), ("DONE", 2), "text is the last answer's (SCO-048, SCO-R12)");
+    let output =
+        world.agent.generate(crate::r#loop::input("work"), Some(&world.thread), RunOptions::default()).await.unwrap();
+    assert_eq!(
+        (output.text.as_str(), world.model.requested()),
+        ("DONE", 2),
+        "text is the last answer's (SCO-048, SCO-R12)"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -267,7 +310,12 @@ async fn sco_047_input_that_waits_postpones_the_check() {
     world.send("second").await;
     gate.open();
     watcher.until("finish").await;
-    let iterations: Vec<Value> = watcher.chunks.iter().filter(|chunk| chunk.kind() == "is-task-complete").map(|chunk| serde_json::to_value(chunk).unwrap()["payload"]["iteration"].clone()).collect();
+    let iterations: Vec<Value> = watcher
+        .chunks
+        .iter()
+        .filter(|chunk| chunk.kind() == "is-task-complete")
+        .map(|chunk| serde_json::to_value(chunk).unwrap()["payload"]["iteration"].clone())
+        .collect();
     assert_eq!(iterations, [json!(2)]);
 }
 
@@ -275,7 +323,9 @@ async fn sco_047_input_that_waits_postpones_the_check() {
 async fn sco_051_a_client_tool_leaves_the_answer_to_the_client() {
     let client = Tool::client("ask").with_input_schema(json!({"type": "object"}));
     let completion = TaskCompletion::all(vec![holds("DONE")]);
-    let world = world_with([Script::new().call("ask", json!({}))], |agent| agent.tool(client).is_task_complete(completion)).await;
+    let world =
+        world_with([Script::new().call("ask", json!({}))], |agent| agent.tool(client).is_task_complete(completion))
+            .await;
     let ran = world.run("work").await;
     assert_eq!((checks(&ran), ran.output.finish_reason), (Vec::<Value>::new(), FinishReason::ToolCalls));
 }

@@ -73,12 +73,12 @@ fn passed(ran: &Ran) -> Vec<(u64, bool)> {
 }
 
 /// A reply of a rubric's judge.
-fn verdict(entries: &[(&str, bool)]) -> String {
+fn verdict(entries: &[(&str, bool)]) -> Script {
     let entries: Vec<Value> = entries
         .iter()
         .map(|(criterion, satisfied)| {
             json!({"criterion": criterion, "satisfied": satisfied, "required": true, "reasoning": format!("about {criterion}")})
         })
         .collect();
-    json!({"criteria": entries, "overallAssessment": "so so"}).to_string()
+    Script::new().text(&json!({"criteria": entries, "overallAssessment": "so so"}).to_string())
 }

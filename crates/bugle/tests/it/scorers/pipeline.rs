@@ -59,7 +59,10 @@ async fn sco_002_steps_run_in_their_own_order_whatever_the_declarations() {
         .unwrap();
     let run = scorer.run(ScorerInput::of("x")).await.unwrap();
     assert_eq!(*seen.lock().unwrap(), ["preprocess", "analyze", "score", "reason"]);
-    assert_eq!((run.score, run.preprocess_step_result, run.analyze_step_result), (Some(0.75), Some(json!(1)), Some(json!(1.5))));
+    assert_eq!(
+        (run.score, run.preprocess_step_result, run.analyze_step_result),
+        (Some(0.75), Some(json!(1)), Some(json!(1.5)))
+    );
     assert_eq!(run.reason.as_deref(), Some("0.75 Some(Number(1)) Some(Number(1.5))"));
 }
 
@@ -91,17 +94,23 @@ async fn sco_003_without_generate_score_no_step_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn sco_004_sco_005_functions_and_judges_mix_and_a_step_may_have_a_judge_of_its_own() {
-    let (model, judge) = judge_of([Script::new().text("{\"claims\":[\"a\",\"b\"]}"), Script::new().text(" Two claims. ")]);
+    let (model, judge) =
+        judge_of([Script::new().text("{\"claims\":[\"a\",\"b\"]}"), Script::new().text(" Two claims. ")]);
     let (other, own) = judge_of([Script::new().text("{\"score\":0.5}")]);
     let scorer = PipelineScorer::builder("mixed")
         .judge(Judge::new(judge, "You count claims."))
         .preprocess(|cx| async move { Ok(json!({"length": cx.run.text().len()})) })
         .analyze_by(
-            JudgeStep::new("finds claims", |cx| format!("Claims of {}, {}", cx.run.text(), cx.preprocess.as_ref().unwrap()))
-                .output_schema(json!({"type": "object", "properties": {"claims": {"type": "array"}}, "required": ["claims"]})),
+            JudgeStep::new("finds claims", |cx| {
+                format!("Claims of {}, {}", cx.run.text(), cx.preprocess.as_ref().unwrap())
+            })
+            .output_schema(
+                json!({"type": "object", "properties": {"claims": {"type": "array"}}, "required": ["claims"]}),
+            ),
         )
         .generate_score_by(
-            JudgeStep::new("scores", |cx| format!("Score {}", cx.analyze.as_ref().unwrap())).judge(Judge::of_model(own)),
+            JudgeStep::new("scores", |cx| format!("Score {}", cx.analyze.as_ref().unwrap()))
+                .judge(Judge::of_model(own)),
         )
         .generate_reason_by(JudgeStep::new("explains", |cx| format!("Why {}?", cx.score.unwrap())))
         .build()
@@ -121,7 +130,10 @@ async fn sco_004_sco_005_functions_and_judges_mix_and_a_step_may_have_a_judge_of
     assert_eq!((&record["input"], &record["output"], &record["score"]), (&json!("task"), &json!("text"), &json!(0.5)));
     assert!(record["runId"].is_string());
     assert_eq!(record["analyzePrompt"], "Claims of text, {\"length\":4}");
-    assert_eq!((&record["generateScorePrompt"], &record["generateReasonPrompt"]), (&json!("Score {\"claims\":[\"a\",\"b\"]}"), &json!("Why 0.5?")));
+    assert_eq!(
+        (&record["generateScorePrompt"], &record["generateReasonPrompt"]),
+        (&json!("Score {\"claims\":[\"a\",\"b\"]}"), &json!("Why 0.5?"))
+    );
     assert_eq!(record.get("preprocessPrompt"), None);
     let execution = &record["judge"]["generateScore"]["executions"][0];
     for (field, value) in [
@@ -294,7 +306,8 @@ async fn sco_015_runs_of_one_scorer_go_on_at_once_and_apart() {
 
 #[test]
 fn sco_010_inputs_are_read_whatever_their_shape() {
-    let stored = |text: &str| json!({"role": "user", "content": {"format": 2, "parts": [{"type": "text", "text": text}]}});
+    let stored =
+        |text: &str| json!({"role": "user", "content": {"format": 2, "parts": [{"type": "text", "text": text}]}});
     let live = ScorerInput::of(json!([stored("an "), stored("answer")]))
         .with_input(json!({"inputMessages": [stored("first"), stored("second")], "rememberedMessages": []}));
     assert_eq!((live.text().as_str(), live.task().as_deref(), live.iteration()), ("an answer", Some("second"), 0));
@@ -303,5 +316,8 @@ fn sco_010_inputs_are_read_whatever_their_shape() {
     let read: ScorerInput =
         serde_json::from_value(json!({"runId": "r", "output": 5, "groundTruth": 6, "expectedTrajectory": []})).unwrap();
     assert_eq!((read.run_id.as_str(), read.text().as_str(), &read.ground_truth), ("r", "5", &Some(json!(6))));
-    assert_eq!(serde_json::to_value(&read).unwrap(), json!({"runId": "r", "output": 5, "groundTruth": 6, "expectedTrajectory": []}));
+    assert_eq!(
+        serde_json::to_value(&read).unwrap(),
+        json!({"runId": "r", "output": 5, "groundTruth": 6, "expectedTrajectory": []})
+    );
 }

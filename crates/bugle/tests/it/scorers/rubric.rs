@@ -5,7 +5,8 @@ use std::sync::Arc;
 use bugle::{
     RunOptions,
     json::json,
-    scorer::{Criterion, Rubric, Scorer, ScorerInput, TaskCompletion, rubric_scorer},
+    model::Script,
+    scorer::{Criterion, Rubric, ScorerInput, TaskCompletion, rubric_scorer},
 };
 
 use super::{checks, judge_of, passed, verdict};
@@ -17,7 +18,11 @@ async fn sco_060_sco_069_sco_070_the_loop_goes_on_until_the_required_criteria_ar
         verdict(&[("1", true), ("2", false), ("3", false)]),
         verdict(&[("1", true), ("2", true), ("3", false)]),
     ]);
-    let criteria = vec![Criterion::new("has an analysis"), Criterion::new("names sources"), Criterion::new("has a chart").optional()];
+    let criteria = vec![
+        Criterion::new("has an analysis"),
+        Criterion::new("names sources"),
+        Criterion::new("has a chart").optional(),
+    ];
     let completion = TaskCompletion::all(vec![Arc::new(rubric_scorer(model, criteria))]);
     let world = world_with(["draft", "final"], |agent| agent.is_task_complete(completion)).await;
     let ran = world.run("Write a report").await;
@@ -36,7 +41,8 @@ async fn sco_060_sco_069_sco_070_the_loop_goes_on_until_the_required_criteria_ar
     assert!(!told.contains("has an analysis"), "only what is missing is said: {told}");
     // SCO-066: the judge reads the task, the work and the numbered list, the work as data.
     let asked = user_texts(&judge.requests()[0].prompt).remove(0);
-    for part in ["Write a report", "draft", "1. [required] has an analysis", "3. [optional] has a chart", "It is data"] {
+    for part in ["Write a report", "draft", "1. [required] has an analysis", "3. [optional] has a chart", "It is data"]
+    {
         assert!(asked.contains(part), "{part} is not in {asked}");
     }
     let fence = asked.split("<work_").nth(1).and_then(|rest| rest.split('>').next()).unwrap().to_owned();
@@ -80,7 +86,9 @@ async fn sco_064_criteria_may_come_with_the_run() {
     without_request.request_context.clear();
     bare.request_context.clear();
     bare.more.clear();
-    for (input, expected) in [(input(), "from the request"), (without_request, "from the context"), (bare, "from the input")] {
+    for (input, expected) in
+        [(input(), "from the request"), (without_request, "from the context"), (bare, "from the input")]
+    {
         let (judge, model) = judge_of([verdict(&[("1", true)])]);
         assert_eq!(Rubric::new(model).build().run(input).await.unwrap().score, Some(1.0));
         let asked = user_texts(&judge.requests()[0].prompt).remove(0);
@@ -96,11 +104,10 @@ async fn sco_064_criteria_may_come_with_the_run() {
 async fn sco_063_another_scale_never_passes_a_check() {
     let (_, model) = judge_of([verdict(&[("1", true)])]);
     let scorer = Rubric::new(model).criteria("good").scale(10.0).build();
-    assert_eq!(scorer.score(&ScorerInput::of("x")).await.unwrap().score, 10.0);
+    assert_eq!(scorer.run(ScorerInput::of("x")).await.unwrap().score, Some(10.0));
     let (_, model) = judge_of([verdict(&[("1", true)])]);
     let scorer = Rubric::new(model).criteria("good").scale(10.0).build();
-    let world =
-        world_with(["x"], |agent| agent.is_task_complete(TaskCompletion::all(vec![Arc::new(scorer)]))).await;
+    let world = world_with(["x"], |agent| agent.is_task_complete(TaskCompletion::all(vec![Arc::new(scorer)]))).await;
     let ran = world.run_with("go", RunOptions { max_steps: Some(1), ..RunOptions::default() }).await;
     assert_eq!(passed(&ran), [(1, false)]);
 }
@@ -111,7 +118,7 @@ async fn sco_070_long_reasons_do_not_flood_the_context() {
         "criteria": [{"criterion": "1", "satisfied": false, "required": true, "reasoning": "x".repeat(50_000)}],
         "overallAssessment": "y".repeat(50_000),
     });
-    let (_, model) = judge_of([long.to_string(), verdict(&[("1", true)])]);
+    let (_, model) = judge_of([Script::new().text(&long.to_string()), verdict(&[("1", true)])]);
     let completion = TaskCompletion::all(vec![Arc::new(rubric_scorer(model, "short"))]);
     let world = world_with(["draft", "final"], |agent| agent.is_task_complete(completion)).await;
     world.run("go").await;

@@ -64,18 +64,15 @@ fn ids(check: &Value) -> Vec<&str> {
 
 #[tokio::test(start_paused = true)]
 async fn sco_034_sco_r11_a_score_passes_at_exactly_one_unless_its_scorer_has_a_threshold() {
-    for (score, threshold, passes) in [
-        (1.0, None, true),
-        (0.99, None, false),
-        (1.5, None, false),
-        (0.8, Some(0.8), true),
-        (0.79, Some(0.8), false),
-    ] {
+    for (score, threshold, passes) in
+        [(1.0, None, true), (0.99, None, false), (1.5, None, false), (0.8, Some(0.8), true), (0.79, Some(0.8), false)]
+    {
         let scorer = By { id: "s", judge: move |_: &ScorerInput| Ok(Score::new(score)), threshold, pure: true };
         let (_, check) = once(TaskCompletion::all(vec![Arc::new(scorer)])).await;
         assert_eq!(check["passed"], passes, "{score} with {threshold:?}");
     }
-    let pipeline = PipelineScorer::builder("p").pass_threshold(0.5).generate_score(|_| async { Ok(0.6) }).build().unwrap();
+    let pipeline =
+        PipelineScorer::builder("p").pass_threshold(0.5).generate_score(|_| async { Ok(0.6) }).build().unwrap();
     assert_eq!(once(TaskCompletion::all(vec![Arc::new(pipeline)])).await.1["passed"], true);
 }
 
@@ -108,7 +105,9 @@ async fn sco_035_a_scorer_that_fails_counts_as_zero_and_the_run_goes_on() {
             "Scorer threw an error: the score is NaN, which is no finite number",
         ]
     );
-    assert!(check["results"].as_array().unwrap().iter().all(|result| result["errored"] == true && result["score"] == 0));
+    assert!(
+        check["results"].as_array().unwrap().iter().all(|result| result["errored"] == true && result["score"] == 0)
+    );
     assert_eq!(once(TaskCompletion::any(vec![broken(), scores("yes", 1.0)])).await.1["passed"], true);
 }
 
@@ -117,7 +116,10 @@ async fn sco_036_sco_r8_at_the_deadline_the_rest_is_stopped_and_counts_as_not_pa
     let (late, begun, ended) = slow("late", 20, 1.0);
     let completion = TaskCompletion::all(vec![scores("yes", 1.0), late]).timeout(Duration::from_secs(10));
     let (ran, check) = once(completion).await;
-    assert_eq!((&check["timedOut"], &check["passed"], &check["duration"]), (&json!(true), &json!(false), &json!(10_000)));
+    assert_eq!(
+        (&check["timedOut"], &check["passed"], &check["duration"]),
+        (&json!(true), &json!(false), &json!(10_000))
+    );
     assert_eq!(check["results"][1]["reason"], "Scorer did not finish before the completion timeout");
     assert_eq!((begun.load(SeqCst), ended.load(SeqCst), ran.output.error), (1, 0, None));
 
@@ -193,7 +195,10 @@ async fn sco_039_sco_r4_what_cannot_be_scored_has_no_say() {
             let (_, check) = once(completion).await;
             assert_eq!(check["passed"], passes, "{strategy:?} of {:?}", ids(&check));
             let result = &check["results"][0];
-            assert_eq!((&result["notScorable"], &result["reason"], result.get("errored")), (&json!(true), &json!("no code in it"), None));
+            assert_eq!(
+                (&result["notScorable"], &result["reason"], result.get("errored")),
+                (&json!(true), &json!("no code in it"), None)
+            );
         }
     }
 }
@@ -212,9 +217,11 @@ async fn sco_r10_the_same_answer_is_not_judged_twice() {
 async fn sco_r10_after_more_work_the_same_answer_is_judged_again() {
     let asked = Arc::new(AtomicUsize::new(0));
     let counted = asked.clone();
-    let scorer = by("counts", move |_| Ok(if counted.fetch_add(1, SeqCst) == 1 { Score::pass() } else { Score::fail("again") }));
+    let scorer =
+        by("counts", move |_| Ok(if counted.fetch_add(1, SeqCst) == 1 { Score::pass() } else { Score::fail("again") }));
     let scripts = [Script::new().text("done"), call(1), Script::new().text("done")];
-    let world = world_with(scripts, |agent| agent.tool(echo()).is_task_complete(TaskCompletion::all(vec![scorer]))).await;
+    let world =
+        world_with(scripts, |agent| agent.tool(echo()).is_task_complete(TaskCompletion::all(vec![scorer]))).await;
     let ran = world.run("work").await;
     assert_eq!((passed(&ran), asked.load(SeqCst)), (vec![(1, false), (3, true)], 2));
 }
@@ -242,7 +249,8 @@ async fn sco_r10_failures_and_scorers_that_look_outside_are_asked_again() {
 #[tokio::test(start_paused = true)]
 async fn sco_036_an_abort_stops_a_check_under_way() {
     let (late, begun, ended) = slow("late", 600, 1.0);
-    let world = world_with(["answer"], |agent| agent.is_task_complete(TaskCompletion::all(vec![late, holds("answer")]))).await;
+    let world =
+        world_with(["answer"], |agent| agent.is_task_complete(TaskCompletion::all(vec![late, holds("answer")]))).await;
     let abort = tokio_util::sync::CancellationToken::new();
     let options = RunOptions { abort: Some(abort.clone()), ..RunOptions::default() };
     let run = world.run_with("work", options);
