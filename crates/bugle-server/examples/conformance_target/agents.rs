@@ -11,14 +11,11 @@ use bugle::{
     processor::{InputProcessor, ProcessInput, ProcessorError},
     scorer::{Score, Scorer, ScorerError, ScorerInput, TaskCompletion},
 };
-use bugle_models::ChatModel;
 
-use crate::tools;
+use super::tools;
 
-/// All agents, on the model at `model_url`.
-pub(crate) fn all(model_url: &str) -> Result<Vec<Agent>, Error> {
-    let model: SharedModel =
-        Arc::new(ChatModel::builder(model_url, "scripted").provider("scripted").api_key("conformance").build());
+/// All agents, on `model`.
+pub(crate) fn all(model: SharedModel) -> Result<Vec<Agent>, Error> {
     let agent = |id: &str, name: &str, instructions: &str| -> AgentBuilder {
         Agent::builder(id).name(name).instructions(instructions).model(model.clone()).max_retries(0)
     };
