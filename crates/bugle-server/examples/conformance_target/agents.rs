@@ -9,7 +9,7 @@ use bugle::{
     memory::MemoryOptions,
     model::SharedModel,
     processor::{InputProcessor, ProcessInput, ProcessorError},
-    scorer::{Score, Scorer, ScorerInput, TaskCompletion},
+    scorer::{Score, Scorer, ScorerError, ScorerInput, TaskCompletion},
 };
 
 use super::tools;
@@ -78,8 +78,8 @@ impl Scorer for HasDone {
         "Has DONE"
     }
 
-    async fn score(&self, answer: &ScorerInput) -> Result<Score, String> {
-        Ok(Score { score: if answer.output.contains("DONE") { 1.0 } else { 0.0 }, reason: None })
+    async fn score(&self, answer: &ScorerInput) -> Result<Score, ScorerError> {
+        Ok(Score::new(if answer.text().contains("DONE") { 1.0 } else { 0.0 }))
     }
 }
 

@@ -23,6 +23,7 @@ use crate::{
         settings::RunSettings,
         transcript::Transcript,
     },
+    scorer::When,
     storage::{Commit, Committed, InboxEntry, RunChange, Storage},
     thread::{input::Input, machine::ThreadEvent},
     time::Clock,
@@ -192,7 +193,7 @@ impl World {
             stop_when: Vec::new(),
             on_step_limit: if self.rng.chance(30) { OnStepLimit::FollowUp } else { OnStepLimit::Save },
             interruptible: self.rng.chance(80),
-            has_completion: self.rng.chance(15),
+            completion: self.rng.chance(15).then(|| if self.rng.chance(30) { When::Iteration } else { When::Stop }),
             structured_output: None,
             stored_options: serde_json::Value::Null,
         };
@@ -229,7 +230,12 @@ impl World {
             if !run.aborted {
                 let passed = self.rng.chance(60);
                 let feedback = (!passed).then(|| "go on".to_owned());
-                run.events.push_back(RunEvent::Scored(Verdict { passed, payload: Default::default(), feedback }));
+                run.events.push_back(RunEvent::Scored(Verdict {
+                    passed,
+                    payload: Default::default(),
+                    feedback,
+                    suppress_feedback: self.rng.chance(30),
+                }));
             }
             return;
         }
@@ -301,7 +307,7 @@ impl World {
             RunEffect::CancelRequest => run.script.clear(),
             RunEffect::RunTools(runs) => run.tools = runs.into_iter().map(|tool| tool.index).collect(),
             RunEffect::CancelTools => run.cancelling = true,
-            RunEffect::Score { .. } => run.scoring = true,
+            RunEffect::Score(_) => run.scoring = true,
             RunEffect::StepEnded(_) => {}
             RunEffect::End(ending) => self.end(run, ending),
         }

@@ -7,4 +7,5 @@ mod support;
 mod leftovers;
 mod r#loop;
 mod runs;
+mod scorers;
 mod signals;
