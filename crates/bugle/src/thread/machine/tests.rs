@@ -3,7 +3,15 @@
 use std::collections::BTreeSet;
 
 use super::{ThreadEffect as E, ThreadEvent as V, *};
-use crate::{id::ThreadKey, run::RunOptions, signal::SignalInput, time::Timestamp};
+use crate::{
+    id::ThreadKey,
+    run::RunOptions,
+    runtime::{AbortOptions, ActiveBehavior, IdleBehavior},
+    signal::{Contents, SignalInput},
+    storage::{InboxEntry, InputMode},
+    thread::input::Send,
+    time::Timestamp,
+};
 
 /// A thread, and what it has said.
 #[derive(Default)]
