@@ -171,6 +171,14 @@ impl DirectChunk {
         }
     }
 
+    /// The chunk, copied only if others read it too.
+    pub(crate) fn into_chunk(self) -> Chunk {
+        match self {
+            Self::Shared(chunk) => chunk.chunk.clone(),
+            Self::Own(chunk) => *chunk,
+        }
+    }
+
     /// The chunk as a server-sent event.
     pub fn frame(&self) -> bytes::Bytes {
         match self {

@@ -140,6 +140,11 @@ impl Delegation {
         }
     }
 
+    /// What a run that follows one with these options takes over: no callbacks (SIG-252).
+    pub(crate) fn without_hooks(&self) -> Self {
+        Self { on_delegation_start: None, on_delegation_complete: None, message_filter: None, ..self.clone() }
+    }
+
     /// Whether it says nothing that can be written down.
     pub(crate) fn says_nothing(&self) -> bool {
         serde_json::to_value(self).is_ok_and(|value| value.as_object().is_some_and(serde_json::Map::is_empty))

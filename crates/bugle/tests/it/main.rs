@@ -8,3 +8,4 @@ mod leftovers;
 mod r#loop;
 mod runs;
 mod signals;
+mod subagents;
