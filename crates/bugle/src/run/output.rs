@@ -48,6 +48,8 @@ pub struct RunOutput {
     pub finish_reason: FinishReason,
     /// The sum over its steps.
     pub usage: Usage,
+    /// What its delegations cost, which `usage` does not hold (SUB-154).
+    pub sub_agent_usage: Option<Usage>,
     /// Its steps, oldest first.
     pub steps: Vec<StepSummary>,
     /// With structured output, the value.
@@ -78,6 +80,8 @@ pub struct RunOutput {
     pub consumed_signal_ids: Vec<MessageId>,
     /// Completion checks failed before the last answer; texts before it are left out of `text` (SCO-048).
     pub response: ResponseMetadata,
+    /// What a parked run leaves to the run that started it.
+    pub(crate) parked: Option<Box<super::parked::ParkedOutput>>,
 }
 
 /// A run as its caller sees it: every chunk from the first, then the result.
@@ -100,6 +104,7 @@ impl RunOutput {
             text: String::new(),
             finish_reason: FinishReason::Error,
             usage: Usage::default(),
+            sub_agent_usage: None,
             steps: Vec::new(),
             object: None,
             used_fallback_value: false,
@@ -115,6 +120,7 @@ impl RunOutput {
             warnings: Vec::new(),
             consumed_signal_ids: Vec::new(),
             response: ResponseMetadata::default(),
+            parked: None,
         }
     }
 }

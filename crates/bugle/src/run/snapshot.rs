@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{chunk::Usage, id::MessageId};
+use super::parked::{KeptMessage, ParkedStep};
+use crate::{chunk::Usage, id::MessageId, subagent::DelegationRecord};
 
 /// The state of a run between two commits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -34,6 +35,21 @@ pub struct RunSnapshot {
     /// Its options.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub options: Value,
+    /// The step whose calls wait for a person, or waited before the run was gone on with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<ParkedStep>,
+    /// Messages that no store holds: of a run without memory, of a delegated run, and those that are never stored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<KeptMessage>,
+    /// The first message whose text counts as the answer; all if absent (SCO-048).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer_from: Option<MessageId>,
+    /// What its delegations have led to.
+    #[serde(default, skip_serializing_if = "DelegationRecord::is_empty")]
+    pub(crate) delegation: DelegationRecord,
+    /// The turn under way is the last one granted (SUB-111).
+    #[serde(default, skip_serializing_if = "crate::json::is_false")]
+    pub(crate) last_turn: bool,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]
@@ -49,4 +65,6 @@ pub enum SnapshotPhase {
     Request,
     /// Run tools: calls without a result were started.
     Tools,
+    /// Wait for a person: calls without a result were not started.
+    Parked,
 }

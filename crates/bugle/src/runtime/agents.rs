@@ -275,6 +275,8 @@ impl AgentHandle {
                 output: Some(output_sender),
                 inner: inner.clone(),
                 streaming,
+                delegated: false,
+                detached: None,
             };
             inner.hub.tasks.spawn(async move {
                 let _claim = claim;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::oneshot;
 
-use super::{Detached, SubAgent, SubRun, Task, context::as_messages, isolation::make_thread, output};
+use super::{Detached, SubAgent, SubRun, Task, context::as_messages, isolation::make_thread, output, task::Parked};
 use crate::{
     agent::Agent,
     chunk::{ErrorInfo, FinishReason},
-    run::{RunOptions, RunOutput, RunSeed, SeedKind, Texts, drive},
+    run::{Resolution, ResumeSeed, RunOptions, RunOutput, RunSeed, SeedKind, Texts, drive},
     runtime::RunInput,
     thread::{LogReader, RunShared, StreamLog},
 };
@@ -59,19 +59,29 @@ impl SubAgent for Agent {
         let log = Arc::new(StreamLog::default());
         let mut chunks = LogReader::new(log.clone(), shared.clone(), 0);
         let (sender, output) = oneshot::channel();
-        let seed = RunSeed {
-            agent: self.clone(),
-            options: Arc::new(options),
-            kind: SeedKind::Direct(Box::new(RunInput {
+        let kind = match &task.resume {
+            Some(resume) => SeedKind::Resumed(Box::new(ResumeSeed {
+                nested: Some(Box::new(resume.0.clone())),
+                what: Resolution::Decide(resume.1.clone()),
+                messages: RunInput { messages: Vec::new(), tool_results: Vec::new() },
+                claimed: None,
+            })),
+            None => SeedKind::Direct(Box::new(RunInput {
                 messages: vec![task.message.clone()],
                 tool_results: Vec::new(),
             })),
+        };
+        let seed = RunSeed {
+            agent: self.clone(),
+            options: Arc::new(options),
+            kind,
             shared,
             log,
             link: None,
             output: Some(sender),
             inner,
             streaming: task.streaming,
+            delegated: true,
             detached: Some(Detached {
                 thread,
                 remembers: task.remembers,
@@ -132,5 +142,8 @@ fn sub_run(output: RunOutput) -> SubRun {
     }
     run.error = output.error.or(run.error);
     run.response_messages = output.response_messages;
+    run.parked = output
+        .parked
+        .map(|parked| Box::new(Parked { run_id: output.run_id, snapshot: parked.snapshot, calls: parked.calls }));
     run
 }

@@ -11,7 +11,7 @@ use crate::chunk::Usage;
 /// What a run keeps of its delegations in its snapshot.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct DelegationRecord {
+pub(crate) struct DelegationRecord {
     /// References minted so far, by key (SUB-103).
     #[serde(skip_serializing_if = "IndexMap::is_empty")]
     pub(crate) counters: IndexMap<String, u32>,

@@ -1,10 +1,10 @@
 //! The end of an iteration: what the loop would do, and what the hook says about it (SUB §10).
 
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
-use super::*;
+use super::{tools::settle, *};
 use crate::{
     agent::OnStepLimit,
-    chunk::FinishReason,
+    chunk::{ErrorInfo, FinishReason},
     json::json,
     message::Role,
     subagent::{IterationComplete, IterationDecision, IterationToolCall, IterationToolResult},
@@ -60,6 +60,13 @@ impl RunMachine {
         let iteration = self.iteration_complete(plan.is_final());
         self.phase = Phase::Judging(plan);
         effects.push(RunEffect::IterationEnded(Box::new(iteration)));
+    }
+
+    /// The hook is not waited for any longer: what was taken in is shown.
+    pub(super) fn leave_judging(&mut self, effects: &mut Effects) {
+        if let Phase::Judging(plan) = std::mem::replace(&mut self.phase, Phase::New) {
+            self.show_echoes(plan.into_echoes(), effects);
+        }
     }
 
     fn iteration_complete(&self, is_final: bool) -> IterationComplete {
@@ -220,6 +227,17 @@ impl RunMachine {
         if self.transcript.seal() {
             self.next_message_id = Some(MessageId::fresh());
         }
+    }
+
+    /// A model called tools in a turn that offers none: nothing runs, and the calls have results all the same.
+    pub(super) fn refuse_calls(&mut self, now: Timestamp, effects: &mut Effects) {
+        for state in &mut self.calls {
+            let outcome = ToolOutcome::Failed(ErrorInfo::new("ToolNotOffered", "no tools are offered in this turn"));
+            settle(self.transcript.open_answer(), &state.call.id, &outcome);
+            state.outcome = Some(outcome);
+        }
+        self.show_results(effects);
+        self.boundary(now, effects);
     }
 
     /// What delegations told the parent's next turn, after all the run says: this run's model does not see it (SUB-082).

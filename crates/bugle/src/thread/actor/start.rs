@@ -83,6 +83,8 @@ impl Actor {
             output,
             inner: self.inner.clone(),
             streaming,
+            delegated: false,
+            detached: None,
         };
         self.inner.hub.tasks.spawn(crate::run::drive(seed));
     }
