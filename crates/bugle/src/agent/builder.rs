@@ -6,7 +6,12 @@ use indexmap::IndexMap;
 
 use super::{Agent, AgentInner, AgentSource, Dynamic, Interrupt, ModelEntry, OnStepLimit, RequestContext};
 use crate::{
-    error::Error, json::Object, memory::MemoryOptions, model::SharedModel, processor::InputProcessor, run::RunOptions,
+    error::Error,
+    json::Object,
+    memory::MemoryOptions,
+    model::SharedModel,
+    processor::InputProcessor,
+    run::RunOptions,
     scorer::TaskCompletion,
     subagent::{SubAgent, SubAgents},
     tool::Tool,

@@ -13,9 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     json::Object, memory::MemoryOptions, model::SharedModel, processor::SharedInputProcessor, run::RunOptions,
-    scorer::TaskCompletion,
-    subagent::SubAgents,
-    tool::Tool,
+    scorer::TaskCompletion, subagent::SubAgents, tool::Tool,
 };
 
 /// A value, or a function of the request context, evaluated once per run (LOOP-005).

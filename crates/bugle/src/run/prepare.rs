@@ -163,7 +163,8 @@ fn sub_agents(agent: &Agent, options: &RunOptions) -> Result<SubAgents, ErrorInf
         error
     };
     let agents = agent.agents_for(&options.request_context).ok_or_else(|| {
-        let message = format!("the function that makes the subagents of agent {} gave none; an empty map is fine", agent.id());
+        let message =
+            format!("the function that makes the subagents of agent {} gave none; an empty map is fine", agent.id());
         failed("AGENT_GET_AGENTS_FUNCTION_EMPTY_RETURN", message)
     })?;
     if let Err((one, other)) = check_names(&agents) {

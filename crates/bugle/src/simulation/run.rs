@@ -300,6 +300,7 @@ impl World {
             RunEffect::RunTools(runs) => run.tools = runs.into_iter().map(|tool| tool.index).collect(),
             RunEffect::CancelTools => run.cancelling = true,
             RunEffect::Score { .. } => run.scoring = true,
+            RunEffect::IterationEnded(_) => unreachable!("simulated runs have no such hook"),
             RunEffect::StepEnded(_) => {}
             RunEffect::End(ending) => self.end(run, ending),
         }

@@ -66,10 +66,9 @@ impl SubAgent for Agent {
                 messages: RunInput { messages: Vec::new(), tool_results: Vec::new() },
                 claimed: None,
             })),
-            None => SeedKind::Direct(Box::new(RunInput {
-                messages: vec![task.message.clone()],
-                tool_results: Vec::new(),
-            })),
+            None => {
+                SeedKind::Direct(Box::new(RunInput { messages: vec![task.message.clone()], tool_results: Vec::new() }))
+            }
         };
         let seed = RunSeed {
             agent: self.clone(),

@@ -26,7 +26,7 @@ use crate::{
     json::{Object, Value, json},
     message::{PromptOptions, Role, StoredMessage},
     model::{PromptMessage, ToolOutput},
-    run::{CallContext, ParkedCall, DelegatedPark, DelegatedResume, ToolOutcome, ToolRun},
+    run::{CallContext, DelegatedPark, DelegatedResume, ParkedCall, ToolOutcome, ToolRun},
     tool::Tool,
 };
 
@@ -237,11 +237,7 @@ impl<'a> Attempt<'a> {
         }
     }
 
-    async fn start(
-        &self,
-        input: &Input,
-        ready: &Ready,
-    ) -> Result<(StartDecision, RequestContext), HookFailure> {
+    async fn start(&self, input: &Input, ready: &Ready) -> Result<(StartDecision, RequestContext), HookFailure> {
         let Some(hook) = &self.scope.options.on_delegation_start else {
             return Ok((StartDecision::proceed(), ready.request_context.clone()));
         };
@@ -294,7 +290,12 @@ impl<'a> Attempt<'a> {
             let asked = input.max_steps?;
             match own.filter(|own| *own < asked) {
                 Some(own) => {
-                    tracing::warn!(agent = self.delegate.agent.id(), asked, own, "a step budget is lowered to the subagent's own");
+                    tracing::warn!(
+                        agent = self.delegate.agent.id(),
+                        asked,
+                        own,
+                        "a step budget is lowered to the subagent's own"
+                    );
                     Some(own)
                 }
                 None => Some(asked),

@@ -17,12 +17,13 @@ pub(super) fn forwarded(
     options: &PromptOptions,
     provider: Option<&str>,
 ) -> Vec<PromptMessage> {
-    let is_call = |part: &Part| {
-        matches!(part, Part::ToolInvocation(call) if call.tool_invocation.tool_call_id == tool_call_id)
-    };
-    let found = messages.iter().enumerate().rev().find_map(|(index, message)| {
-        message.content.parts.iter().position(is_call).map(|part| (index, part))
-    });
+    let is_call =
+        |part: &Part| matches!(part, Part::ToolInvocation(call) if call.tool_invocation.tool_call_id == tool_call_id);
+    let found = messages
+        .iter()
+        .enumerate()
+        .rev()
+        .find_map(|(index, message)| message.content.parts.iter().position(is_call).map(|part| (index, part)));
     let prompt = match found {
         Some((index, part)) => {
             let mut seen = messages[..index].to_vec();
@@ -79,7 +80,9 @@ fn as_message(message: PromptMessage, now: Timestamp) -> Option<StoredMessage> {
         })
     };
     let (role, parts, provider_metadata) = match message {
-        PromptMessage::System { content, provider_options } => (Role::System, vec![text(content, None)], provider_options),
+        PromptMessage::System { content, provider_options } => {
+            (Role::System, vec![text(content, None)], provider_options)
+        }
         PromptMessage::User { content, provider_options } => {
             let parts = content.into_iter().map(|part| match part {
                 UserPart::Text { text: said, provider_options } => text(said, provider_options),

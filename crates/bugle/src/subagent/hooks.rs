@@ -11,7 +11,7 @@ use std::{
 use futures::FutureExt;
 use parking_lot::Mutex;
 
-use super::{SubToolCall, SubToolResult, options::Answer};
+use super::{SubToolCall, SubToolResult, options::HookAnswer};
 use crate::{
     agent::RequestContext,
     chunk::{ErrorInfo, FinishReason, Usage},
@@ -301,7 +301,7 @@ pub struct CompleteDecision {
 }
 
 /// Awaits a hook; a panic is a failure.
-pub(super) async fn call<C, T>(hook: &(impl Fn(C) -> Answer<T> + ?Sized), context: C) -> Result<T, HookFailure> {
+pub(super) async fn call<C, T>(hook: &(impl Fn(C) -> HookAnswer<T> + ?Sized), context: C) -> Result<T, HookFailure> {
     let begun = std::panic::catch_unwind(AssertUnwindSafe(|| hook(context)));
     let answer = match begun {
         Ok(answer) => AssertUnwindSafe(answer).catch_unwind().await,

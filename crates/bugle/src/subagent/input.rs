@@ -1,5 +1,7 @@
 //! What a delegation tool takes (SUB §2).
 
+use std::fmt::Write as _;
+
 use serde_json::{Value, json};
 
 /// The fewest steps a model may ask for (SUB-061).
@@ -119,7 +121,7 @@ fn steps(value: &Value) -> Result<u32, String> {
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates, as it should")]
     let whole = asked.ceil() as u32;
     let steps = whole.max(STEPS_MIN);
-    if f64::from(steps) != asked {
+    if (f64::from(steps) - asked).abs() > f64::EPSILON {
         tracing::warn!(asked, steps, "a model asked for a step budget that cannot be; the nearest above is used");
     }
     Ok(steps)
@@ -155,9 +157,11 @@ fn kind(value: &Value) -> &'static str {
 }
 
 fn report(tool: &str, wrong: &[(&str, String)]) -> Value {
-    let list: String = wrong.iter().map(|(field, problem)| format!("\n- {field}: {problem}")).collect();
+    let mut list = String::new();
     let mut fields = crate::json::Object::new();
     for (field, problem) in wrong {
+        // Writing to a string cannot fail.
+        let _ = write!(list, "\n- {field}: {problem}");
         let entry = fields.entry(*field).or_insert_with(|| json!({ "errors": [], "fields": {} }));
         if let Some(errors) = entry["errors"].as_array_mut() {
             errors.push(json!(problem));
@@ -202,7 +206,9 @@ mod tests {
 
     #[test]
     fn sub_061_step_budgets_are_read_raised_and_rounded() {
-        for (asked, steps) in [(json!("4"), 4), (json!(1), 3), (json!(2), 3), (json!(2.5), 3), (json!(4.2), 5), (json!(-1), 3)] {
+        for (asked, steps) in
+            [(json!("4"), 4), (json!(1), 3), (json!(2), 3), (json!(2.5), 3), (json!(4.2), 5), (json!(-1), 3)]
+        {
             let input = parse(&json!({"prompt": "p", "maxSteps": asked}), "agent-x", false).unwrap();
             assert_eq!(input.max_steps, Some(steps));
         }

@@ -2,11 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    HookFailure,
-    hooks::call,
-    options::Answer,
-};
+use super::{HookFailure, hooks::call, options::HookAnswer};
 use crate::{
     chunk::FinishReason,
     id::{RunId, ThreadKey},
@@ -93,7 +89,7 @@ impl IterationDecision {
     }
 }
 
-type Hook = Arc<dyn Fn(IterationComplete) -> Answer<IterationDecision> + Send + Sync>;
+type Hook = Arc<dyn Fn(IterationComplete) -> HookAnswer<IterationDecision> + Send + Sync>;
 
 /// The hook. What it fails with is logged and ignored.
 ///

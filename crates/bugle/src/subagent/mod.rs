@@ -45,7 +45,7 @@ pub use hooks::{
 };
 pub use isolation::ThreadScope;
 pub use iteration::{IterationComplete, IterationDecision, IterationHook, IterationToolCall, IterationToolResult};
-pub use options::{Delegation, HookErrorStrategy};
+pub use options::{CompleteHook, Delegation, HookAnswer, HookErrorStrategy, MessageFilter, StartHook};
 pub use task::{SubAgent, SubRun, SubToolCall, SubToolResult, Task};
 
 pub(crate) use call::{Delegate, Scope, check_names};

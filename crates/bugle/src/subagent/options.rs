@@ -10,10 +10,14 @@ use super::{
 };
 use crate::model::PromptMessage;
 
-pub(super) type Answer<T> = BoxFuture<'static, Result<T, HookFailure>>;
-pub(super) type StartHook = Arc<dyn Fn(DelegationStart) -> Answer<StartDecision> + Send + Sync>;
-pub(super) type CompleteHook = Arc<dyn Fn(DelegationComplete) -> Answer<CompleteDecision> + Send + Sync>;
-pub(super) type Filter = Arc<dyn Fn(FilterContext) -> Answer<Vec<PromptMessage>> + Send + Sync>;
+/// What a hook gives, once awaited.
+pub type HookAnswer<T> = BoxFuture<'static, Result<T, HookFailure>>;
+/// See [`Delegation::on_delegation_start`].
+pub type StartHook = Arc<dyn Fn(DelegationStart) -> HookAnswer<StartDecision> + Send + Sync>;
+/// See [`Delegation::on_delegation_complete`].
+pub type CompleteHook = Arc<dyn Fn(DelegationComplete) -> HookAnswer<CompleteDecision> + Send + Sync>;
+/// See [`Delegation::message_filter`].
+pub type MessageFilter = Arc<dyn Fn(FilterContext) -> HookAnswer<Vec<PromptMessage>> + Send + Sync>;
 
 /// What a failing hook does (SUB-086).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -46,13 +50,13 @@ pub enum HookErrorStrategy {
 pub struct Delegation {
     /// Asked before a delegation: lets it pass, changes or rejects it (SUB §7.1).
     #[serde(skip)]
-    pub(super) on_delegation_start: Option<StartHook>,
+    pub on_delegation_start: Option<StartHook>,
     /// Told of its end (SUB §7.3).
     #[serde(skip)]
-    pub(super) on_delegation_complete: Option<CompleteHook>,
+    pub on_delegation_complete: Option<CompleteHook>,
     /// Says which of the conversation the subagent sees (SUB-078).
     #[serde(skip)]
-    pub(super) message_filter: Option<Filter>,
+    pub message_filter: Option<MessageFilter>,
     /// What a failing hook does. Default: [`HookErrorStrategy::Warn`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hook_error_strategy: Option<HookErrorStrategy>,

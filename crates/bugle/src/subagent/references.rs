@@ -44,7 +44,12 @@ impl References {
                 continue;
             };
             let tag = tag();
-            let _ = write!(blocks, "<delegation_result_{tag} ref=\"{}\" from=\"{}\"", escape(&wanted.id), escape(&kept.key));
+            let _ = write!(
+                blocks,
+                "<delegation_result_{tag} ref=\"{}\" from=\"{}\"",
+                escape(&wanted.id),
+                escape(&kept.key)
+            );
             for (name, value) in [("as", &wanted.label), ("note", &wanted.note)] {
                 if let Some(value) = value {
                     let _ = write!(blocks, " {name}=\"{}\"", escape(value));
@@ -102,7 +107,8 @@ mod tests {
         references.keep("explorer-1".into(), "explorer", text);
         let label = Ref { label: Some("the \"map\"\nof <it>".into()), ..wanted("explorer-1") };
         let prompt = references.expand(&[wanted("explorer-1"), label], "Go.".into());
-        let tags: Vec<&str> = prompt.match_indices("<delegation_result_").map(|(at, _)| &prompt[at + 19..at + 31]).collect();
+        let tags: Vec<&str> =
+            prompt.match_indices("<delegation_result_").map(|(at, _)| &prompt[at + 19..at + 31]).collect();
         assert_eq!(tags.len(), 2);
         assert_ne!(tags[0], tags[1]);
         for tag in &tags {

@@ -24,7 +24,10 @@ fn grep() -> Tool {
 async fn sub_001_sub_020_sub_021_a_delegation_is_a_call_and_its_text_is_the_result() {
     let (parent, child) = (
         scripted(vec![to_explorer("Where is the token refreshed?"), Script::from("It is in auth.rs.")]),
-        scripted(vec![Script::new().call_as("g1", "grep", r#"{"q":"refresh"}"#), Script::from("Token refresh is in auth.rs")]),
+        scripted(vec![
+            Script::new().call_as("g1", "grep", r#"{"q":"refresh"}"#),
+            Script::from("Token refresh is in auth.rs"),
+        ]),
     );
     let explorer = explorer(&child).tool(grep()).build().unwrap();
     let pair = pair_of(lead(&parent).agent("explorer", explorer), parent, child).await;
@@ -106,7 +109,8 @@ async fn sub_007_agents_are_made_for_each_run() {
 
 #[tokio::test(start_paused = true)]
 async fn sub_012_a_thread_the_model_names_is_neither_read_nor_written() {
-    let call = Script::new().call("agent-explorer", json!({"prompt": "go", "threadId": "victim", "resourceId": "user"}));
+    let call =
+        Script::new().call("agent-explorer", json!({"prompt": "go", "threadId": "victim", "resourceId": "user"}));
     let pair = pair(vec![call, Script::from("ok")], vec![Script::from("found")], Delegation::default()).await;
     pair.generate("hi").await;
     assert!(pair.world.storage.get_thread("victim").await.unwrap().is_none());
@@ -186,7 +190,8 @@ async fn sub_031_sub_034_instructions_are_added_and_the_parents_only_on_request(
 
 #[tokio::test(start_paused = true)]
 async fn sub_036_the_parents_options_stay_with_the_parent() {
-    let pair = pair(vec![to_explorer("go"), Script::from("ok")], vec![Script::from("found")], Delegation::default()).await;
+    let pair =
+        pair(vec![to_explorer("go"), Script::from("ok")], vec![Script::from("found")], Delegation::default()).await;
     let options = RunOptions {
         model_settings: Some(serde_json::from_value(json!({"temperature": 0.5})).unwrap()),
         client_tools: [("open-tab".to_owned(), Default::default())].into_iter().collect(),
@@ -201,9 +206,11 @@ async fn sub_036_the_parents_options_stay_with_the_parent() {
 
 #[tokio::test(start_paused = true)]
 async fn sub_040_to_046_each_delegation_has_a_thread_of_its_own_with_prompt_and_answer_only() {
-    let both = Script::new()
-        .call_as("c1", "agent-explorer", r#"{"prompt":"one"}"#)
-        .call_as("c2", "agent-explorer", r#"{"prompt":"two"}"#);
+    let both = Script::new().call_as("c1", "agent-explorer", r#"{"prompt":"one"}"#).call_as(
+        "c2",
+        "agent-explorer",
+        r#"{"prompt":"two"}"#,
+    );
     let model = ScriptedModel::recording();
     let parent = scripted(vec![Script::from("earlier"), both, Script::from("ok")]);
     let pair = pair_of(lead(&parent).agent("explorer", explorer(&model).build().unwrap()), parent, model).await;
@@ -296,7 +303,7 @@ struct Echo;
 
 #[async_trait]
 impl SubAgent for Echo {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "echo"
     }
     async fn run(&self, task: Task) -> SubRun {
@@ -331,7 +338,8 @@ async fn a_pinned_thread_is_remembered_across_delegations_and_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn a_thread_for_the_run_is_kept_for_it_and_not_beyond() {
-    let scripts = vec![to_explorer("one"), to_explorer("two"), Script::from("ok"), to_explorer("three"), Script::from("ok")];
+    let scripts =
+        vec![to_explorer("one"), to_explorer("two"), Script::from("ok"), to_explorer("three"), Script::from("ok")];
     let options = Delegation { thread_scope: Some(ThreadScope::Run), ..Delegation::default() };
     let child = vec![Script::from("first"), Script::from("second"), Script::from("third")];
     let pair = pair(scripts, child, options).await;

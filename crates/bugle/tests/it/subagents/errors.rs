@@ -54,7 +54,8 @@ async fn sub_092_sub_093_sub_099_a_result_text_changes_what_the_model_reads_and_
 async fn sub_048_a_transcript_that_cannot_be_saved_changes_nothing() {
     let store = crate::faulty::Faulty::new();
     store.fail("save_messages", usize::MAX);
-    let (parent, child) = (scripted(vec![to_explorer("go"), Script::from("ok")]), scripted(vec![Script::from("found")]));
+    let (parent, child) =
+        (scripted(vec![to_explorer("go"), Script::from("ok")]), scripted(vec![Script::from("found")]));
     let lead = lead(&parent).agent("explorer", explorer(&child).build().unwrap());
     let pair = super::pair_on(lead, parent, child, store).await;
     let output = pair.generate("hi").await;

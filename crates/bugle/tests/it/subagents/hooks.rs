@@ -64,7 +64,8 @@ async fn sub_071_hooks_see_what_the_tables_say() {
             kept.push(context.clone());
             async move { Ok(context.messages) }
         });
-    let call = Script::new().call_as("c1", "agent-explorer", r#"{"prompt":"go","instructions":"Be brief.","maxSteps":4}"#);
+    let call =
+        Script::new().call_as("c1", "agent-explorer", r#"{"prompt":"go","instructions":"Be brief.","maxSteps":4}"#);
     let pair = pair(vec![call, Script::from("ok")], vec![Script::from("found")], delegation).await;
     let output = pair.generate("hi").await;
     let start = started.take().remove(0);
@@ -92,9 +93,11 @@ async fn sub_071_hooks_see_what_the_tables_say() {
 #[tokio::test(start_paused = true)]
 async fn sub_073_iteration_counts_the_parents_turns() {
     let seen = Seen::default();
-    let two = Script::new()
-        .call_as("c2", "agent-explorer", r#"{"prompt":"b"}"#)
-        .call_as("c3", "agent-explorer", r#"{"prompt":"c"}"#);
+    let two = Script::new().call_as("c2", "agent-explorer", r#"{"prompt":"b"}"#).call_as(
+        "c3",
+        "agent-explorer",
+        r#"{"prompt":"c"}"#,
+    );
     let pair = pair(
         vec![to_explorer("a"), two, Script::from("ok")],
         vec![Script::from("1"), Script::from("2"), Script::from("3")],
@@ -124,7 +127,8 @@ async fn sub_074_sub_075_sub_076_a_rejection_is_a_success_that_ran_nothing() {
     let call = pair.calls().await.remove(0);
     let result = call.result.unwrap();
     assert_eq!((call.state, result["text"].as_str()), (ToolState::Result, Some("[Delegation Rejected] too many")));
-    let texts: Vec<String> = pair.sub_messages(&result).await.iter().map(|message| message.joined_text()).collect();
+    let texts: Vec<String> =
+        pair.sub_messages(&result).await.iter().map(bugle::message::StoredMessage::joined_text).collect();
     assert_eq!(texts, ["go", "[Delegation Rejected] too many"]);
     assert_eq!(pair.threads_of("user-explorer").await[0].metadata, metadata);
 }
@@ -180,9 +184,9 @@ async fn sub_072_the_request_context_is_copied_at_the_boundary() {
         scripted(vec![to_explorer("go"), Script::new().call("own", json!({})), Script::from("ok")]),
         scripted(vec![Script::new().call("look", json!({})), Script::from("found")]),
     );
-    let explorer = explorer(&child).tool(look).instructions_per(|context| {
-        context.get("who").map(|who| format!("You work for {who}."))
-    });
+    let explorer = explorer(&child)
+        .tool(look)
+        .instructions_per(|context| context.get("who").map(|who| format!("You work for {who}.")));
     let lead = lead(&parent)
         .tool(own)
         .default_options(super::delegating(delegation))
@@ -195,7 +199,7 @@ async fn sub_072_the_request_context_is_copied_at_the_boundary() {
     assert_eq!(inner.values(), json!({"who": "hook", "stays": 2}).as_object().unwrap());
     assert_eq!(outer.get("who"), Some(&json!("caller")));
     assert_eq!(outer.get("gone"), Some(&json!(1)));
-    assert_eq!(spoken(&pair.child.requests()[0])[0], "system: You work for hook.");
+    assert_eq!(spoken(&pair.child.requests()[0])[0], "system: You work for \"hook\".");
 }
 
 #[tokio::test(start_paused = true)]
@@ -214,10 +218,11 @@ async fn sub_081_bail_ends_the_parents_loop_after_all_siblings() {
         }
         Ok(CompleteDecision::default())
     });
-    let both = Script::new()
-        .text("Both.")
-        .call_as("c1", "agent-explorer", r#"{"prompt":"a"}"#)
-        .call_as("c2", "agent-explorer", r#"{"prompt":"b"}"#);
+    let both = Script::new().text("Both.").call_as("c1", "agent-explorer", r#"{"prompt":"a"}"#).call_as(
+        "c2",
+        "agent-explorer",
+        r#"{"prompt":"b"}"#,
+    );
     let slow = Script::new().wait(std::time::Duration::from_secs(5)).text("slow");
     let pair = pair(vec![both], vec![Script::from("fast"), slow], delegation).await;
     let output = pair.generate("hi").await;
@@ -235,9 +240,11 @@ async fn sub_081_bail_may_cancel_the_siblings() {
         }
         Ok(CompleteDecision::default())
     });
-    let both = Script::new()
-        .call_as("c1", "agent-explorer", r#"{"prompt":"a"}"#)
-        .call_as("c2", "agent-explorer", r#"{"prompt":"b"}"#);
+    let both = Script::new().call_as("c1", "agent-explorer", r#"{"prompt":"a"}"#).call_as(
+        "c2",
+        "agent-explorer",
+        r#"{"prompt":"b"}"#,
+    );
     let pair = pair(vec![both], vec![Script::from("fast"), Script::new().hang()], delegation).await;
     let output = pair.generate("hi").await;
     assert_eq!(output.finish_reason, FinishReason::ToolCalls);
@@ -279,7 +286,8 @@ async fn sub_083_a_result_text_replaces_the_text_even_if_it_is_empty() {
         let done = Seen::default();
         let decision = CompleteDecision { feedback: None, result_text: Some(text.into()) };
         let delegation = completes(Delegation::default(), &done, decision);
-        let pair = pair(vec![to_explorer("go"), Script::from("ok")], vec![Script::from("a long text")], delegation).await;
+        let pair =
+            pair(vec![to_explorer("go"), Script::from("ok")], vec![Script::from("a long text")], delegation).await;
         pair.generate("hi").await;
         assert_eq!(pair.told(1), [text]);
         assert_eq!(pair.calls().await[0].result.clone().unwrap()["text"], text);
@@ -403,9 +411,8 @@ async fn sub_086_complete_of_a_failure_shows_the_failure_whatever_the_strategy()
 #[tokio::test(start_paused = true)]
 async fn sub_085_a_panic_is_a_failure_and_parallel_delegations_lose_no_entry() {
     let delegation = Delegation::default().on_delegation_start(|_| async { panic!("broken") });
-    let calls: Script = (0..8).fold(Script::new(), |script, n| {
-        script.call_as(&format!("c{n}"), "agent-explorer", r#"{"prompt":"a"}"#)
-    });
+    let calls: Script =
+        (0..8).fold(Script::new(), |script, n| script.call_as(&format!("c{n}"), "agent-explorer", r#"{"prompt":"a"}"#));
     let pair = pair(vec![calls, Script::from("ok")], vec![Script::from("x"); 8], delegation).await;
     let options = RunOptions::default();
     let context = options.request_context.clone();

@@ -142,13 +142,16 @@ async fn sub_111_a_last_turn_that_calls_tools_all_the_same_runs_none_and_ends() 
 
 #[tokio::test(start_paused = true)]
 async fn ruling_17_sub_111_final_answer_continue_true_with_feedback_loops_with_it() {
-    let ran = run(vec![Script::from("first"), Script::from("second")], vec![decision(Some(true), Some("Name sources."))]).await;
+    let ran =
+        run(vec![Script::from("first"), Script::from("second")], vec![decision(Some(true), Some("Name sources."))])
+            .await;
     assert_eq!(ran.model().requested(), 2);
     let prompt = spoken(&ran.model().requests()[1]);
     assert_eq!(prompt[prompt.len() - 2..], ["assistant: first", "user: Name sources."]);
     let stored = ran.world.stored().await;
     let texts: Vec<(Role, String)> = stored.iter().map(|message| (message.role, message.joined_text())).collect();
-    let expected = [(Role::User, "hi"), (Role::Assistant, "first"), (Role::User, "Name sources."), (Role::Assistant, "second")];
+    let expected =
+        [(Role::User, "hi"), (Role::Assistant, "first"), (Role::User, "Name sources."), (Role::Assistant, "second")];
     assert_eq!(texts, expected.map(|(role, text)| (role, text.to_owned())));
     let metadata = stored[2].content.meta("completionResult").unwrap();
     assert_eq!(metadata["suppressFeedback"], true, "SUB-113");
@@ -207,10 +210,8 @@ async fn sub_112_ruling_12_without_max_steps_a_hook_prolongs_a_run_to_25_iterati
 
 #[tokio::test(start_paused = true)]
 async fn sub_032_sub_114_feedback_reaches_later_subagents() {
-    let (parent, child) = (
-        scripted(vec![calls(), super::to_explorer("go"), Script::from("ok")]),
-        scripted(vec![Script::from("found")]),
-    );
+    let (parent, child) =
+        (scripted(vec![calls(), super::to_explorer("go"), Script::from("ok")]), scripted(vec![Script::from("found")]));
     let lead = super::lead(&parent).tool(tool()).agent("explorer", super::explorer(&child).build().unwrap());
     let pair = pair_of(lead, parent, child).await;
     let (hook, _) = hook(vec![decision(None, Some("Prefer new sources."))]);

@@ -17,7 +17,8 @@ use super::{delegating, explorer, input, kinds, lead, nested, pair, pair_of, scr
 
 #[tokio::test(start_paused = true)]
 async fn sub_150_sub_153_sub_156_a_sub_run_is_seen_between_call_and_result_without_bodies() {
-    let pair = pair(vec![to_explorer("go"), Script::from("ok")], vec![Script::from("fact one")], Delegation::default()).await;
+    let pair =
+        pair(vec![to_explorer("go"), Script::from("ok")], vec![Script::from("fact one")], Delegation::default()).await;
     let (chunks, output) = pair.stream("hi").await;
     let inner = nested(&chunks, "c1");
     assert_eq!(
@@ -29,7 +30,10 @@ async fn sub_150_sub_153_sub_156_a_sub_run_is_seen_between_call_and_result_witho
     assert!(at("tool-call") < at("tool-output") && last < at("tool-result"));
     let first = serde_json::to_value(&chunks[at("tool-output")]).unwrap();
     assert_eq!((&first["from"], &first["runId"]), (&json!("USER"), &json!(output.run_id)));
-    assert_eq!((&first["payload"]["toolCallId"], &first["payload"]["toolName"]), (&json!("c1"), &json!("agent-explorer")));
+    assert_eq!(
+        (&first["payload"]["toolCallId"], &first["payload"]["toolName"]),
+        (&json!("c1"), &json!("agent-explorer"))
+    );
     assert_ne!(inner[0]["runId"], json!(output.run_id));
     assert_eq!(inner[0]["payload"]["id"], "explorer-agent");
     let finish = inner.last().unwrap();
@@ -119,9 +123,11 @@ async fn sub_140_sub_141_sub_142_an_abort_reaches_every_level_and_is_no_success(
     });
     let deep_model = scripted(vec![Script::new().text("so far").hang()]);
     let deep = bugle::Agent::builder("deep").model(Arc::new(deep_model.clone())).build().unwrap();
-    let both = Script::new()
-        .call_as("c1", "agent-explorer", r#"{"prompt":"a"}"#)
-        .call_as("c2", "agent-explorer", r#"{"prompt":"b"}"#);
+    let both = Script::new().call_as("c1", "agent-explorer", r#"{"prompt":"a"}"#).call_as(
+        "c2",
+        "agent-explorer",
+        r#"{"prompt":"b"}"#,
+    );
     let (parent, child) = (
         scripted(vec![both]),
         scripted(vec![Script::new().call_as("d1", "agent-deep", r#"{"prompt":"deeper"}"#), Script::new().hang()]),
@@ -129,7 +135,8 @@ async fn sub_140_sub_141_sub_142_an_abort_reaches_every_level_and_is_no_success(
     let explorer = explorer(&child).agent("deep", deep).build().unwrap();
     let lead = lead(&parent).default_options(delegating(delegation)).agent("explorer", explorer);
     let pair = pair_of(lead, parent, child).await;
-    let mut stream = pair.world.agent.stream(input("hi"), Some(&pair.world.thread), RunOptions::default()).await.unwrap();
+    let mut stream =
+        pair.world.agent.stream(input("hi"), Some(&pair.world.thread), RunOptions::default()).await.unwrap();
     deep_model.until_requested(1).await;
     pair.child.until_requested(2).await;
     stream.abort();
@@ -180,7 +187,8 @@ async fn sub_140_a_deaf_tool_at_the_bottom_does_not_hold_the_abort_up() {
 
 #[tokio::test(start_paused = true)]
 async fn sub_143_a_reader_who_leaves_does_not_abort() {
-    let pair = pair(vec![to_explorer("go"), Script::from("ok")], vec![Script::from("found")], Delegation::default()).await;
+    let pair =
+        pair(vec![to_explorer("go"), Script::from("ok")], vec![Script::from("found")], Delegation::default()).await;
     let stream = pair.world.agent.stream(input("hi"), Some(&pair.world.thread), RunOptions::default()).await.unwrap();
     drop(stream);
     pair.parent.until_requested(2).await;
