@@ -15,7 +15,7 @@ use super::{
     alive::Watch,
     codec,
     error::{Answer, Failure, unavailable},
-    messages, threads,
+    messages, parked, threads,
 };
 
 /// Resource and thread columns of a key. No resource is the empty text.
@@ -213,6 +213,8 @@ pub(super) struct Step {
     pub(super) messages: Vec<(bugle::message::StoredMessage, messages::Row)>,
     pub(super) removed: Vec<MessageId>,
     pub(super) returned: Vec<Draft>,
+    /// The rows of a run that parks.
+    pub(super) parked: Option<parked::Draft>,
     pub(super) run: RunChange,
 }
 
@@ -249,23 +251,38 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
     match &step.run {
         RunChange::Keep => {}
         RunChange::Save(record) => save_run(connection, record)?,
-        RunChange::End { run_id, last_event } => {
-            connection
-                .prepare_cached("DELETE FROM bugle_runs WHERE run_id = ?1 AND resource = ?2 AND thread = ?3")?
-                .execute([run_id.as_str(), resource, id])?;
-            connection
-                .prepare_cached(
-                    "INSERT INTO bugle_leases (resource, thread, owner, epoch, expires_at, event_epoch, event_number)
-                     VALUES (?1, ?2, NULL, ?3, 0, ?3, ?4)
-                     ON CONFLICT (resource, thread) DO UPDATE SET event_epoch = ?3, event_number = ?4",
-                )?
-                .execute(params![resource, id, step.epoch as i64, *last_event as i64])?;
+        RunChange::End { run_id, last_event } => end_run(connection, step, run_id, *last_event)?,
+        RunChange::Park { run, last_event } => {
+            if let Some(draft) = &step.parked {
+                parked::put(connection, draft)?;
+            }
+            end_run(connection, step, &run.run_id, *last_event)?;
         }
-        RunChange::Park { .. } | RunChange::Resume(_) | RunChange::Discard { .. } => {
-            let store = "this SQLite store".to_owned();
-            return Err(Failure::Rule(StorageError::Unsupported { domain: "parked runs", store }));
+        RunChange::Resume(record) => {
+            parked::take(connection, &step.thread, &record.run_id)?;
+            save_run(connection, record)?;
+        }
+        RunChange::Discard { run_id, last_event } => {
+            parked::take(connection, &step.thread, run_id)?;
+            end_run(connection, step, run_id, *last_event)?;
         }
     }
+    Ok(())
+}
+
+/// The run is at work no more; its last event stays in mind.
+fn end_run(connection: &Connection, step: &Step, run_id: &RunId, last_event: u64) -> Answer<()> {
+    let (resource, id) = columns(&step.thread);
+    connection
+        .prepare_cached("DELETE FROM bugle_runs WHERE run_id = ?1 AND resource = ?2 AND thread = ?3")?
+        .execute([run_id.as_str(), resource, id])?;
+    connection
+        .prepare_cached(
+            "INSERT INTO bugle_leases (resource, thread, owner, epoch, expires_at, event_epoch, event_number)
+             VALUES (?1, ?2, NULL, ?3, 0, ?3, ?4)
+             ON CONFLICT (resource, thread) DO UPDATE SET event_epoch = ?3, event_number = ?4",
+        )?
+        .execute(params![resource, id, step.epoch as i64, last_event as i64])?;
     Ok(())
 }
 

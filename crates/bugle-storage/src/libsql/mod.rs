@@ -16,6 +16,7 @@ mod messages;
 mod network;
 mod notifications;
 mod open;
+mod parked;
 mod schema;
 mod threads;
 mod worker;
@@ -33,8 +34,8 @@ use bugle::{
     message::{Resource, StoredMessage, Thread},
     storage::{
         Accept, Accepted, CloneThread, ClonedThread, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, MessageQuery,
-        NewThread, NotificationQuery, NotificationRecord, Page, ResourceChange, RunRecord, Storage, StorageError,
-        ThreadQuery, ThreadUpdate, rules,
+        NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange, RunChange,
+        RunRecord, Storage, StorageError, ThreadQuery, ThreadUpdate, rules,
     },
     time::Timestamp,
 };
@@ -257,6 +258,10 @@ impl Storage for LibSql {
             messages: encoded(messages),
             removed,
             returned: returned.into_iter().map(inbox::Draft::of).collect(),
+            parked: match &run {
+                RunChange::Park { run, .. } => Some(parked::Draft::of(run)),
+                _ => None,
+            },
             run,
         };
         self.write(move |connection| inbox::commit(connection, &step)).await
@@ -280,6 +285,25 @@ impl Storage for LibSql {
     async fn runs(&self, thread: &ThreadKey) -> Result<Vec<RunRecord>, StorageError> {
         let thread = thread.clone();
         self.read(move |connection| inbox::runs(connection, &thread)).await
+    }
+
+    async fn parked_run(&self, run_id: &RunId) -> Result<Option<ParkedRun>, StorageError> {
+        let run_id = run_id.clone();
+        self.read(move |connection| parked::get(connection, &run_id)).await
+    }
+
+    async fn list_parked(&self, query: ParkedQuery) -> Result<Page<ParkedRun>, StorageError> {
+        self.read(move |connection| parked::list(connection, &query)).await
+    }
+
+    async fn park(&self, run: ParkedRun) -> Result<(), StorageError> {
+        let draft = parked::Draft::of(&run);
+        self.write(move |connection| parked::put(connection, &draft)).await
+    }
+
+    async fn unpark(&self, run_id: &RunId) -> Result<bool, StorageError> {
+        let run_id = run_id.clone();
+        self.write(move |connection| parked::remove(connection, &run_id)).await
     }
 
     async fn acquire_lease(&self, thread: &ThreadKey, claim: &LeaseClaim) -> Result<Lease, StorageError> {

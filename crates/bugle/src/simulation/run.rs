@@ -23,6 +23,7 @@ use crate::{
         settings::RunSettings,
         transcript::Transcript,
     },
+    scorer::When,
     storage::{Commit, InboxEntry, RunChange, Storage},
     thread::{input::Input, machine::ThreadEvent},
     time::Clock,
@@ -190,7 +191,7 @@ impl World {
             given_steps: None,
             hard_steps: 25,
             has_iteration_hook: false,
-            has_completion: self.rng.chance(15),
+            completion: self.rng.chance(15).then(|| if self.rng.chance(30) { When::Iteration } else { When::Stop }),
             structured_output: None,
             stored_options: serde_json::Value::Null,
         };
@@ -227,7 +228,12 @@ impl World {
             if !run.aborted {
                 let passed = self.rng.chance(60);
                 let feedback = (!passed).then(|| "go on".to_owned());
-                run.events.push_back(RunEvent::Scored(Verdict { passed, payload: Default::default(), feedback }));
+                run.events.push_back(RunEvent::Scored(Verdict {
+                    passed,
+                    payload: Default::default(),
+                    feedback,
+                    suppress_feedback: self.rng.chance(30),
+                }));
             }
             return;
         }
@@ -299,7 +305,7 @@ impl World {
             RunEffect::CancelRequest => run.script.clear(),
             RunEffect::RunTools(runs) => run.tools = runs.into_iter().map(|tool| tool.index).collect(),
             RunEffect::CancelTools => run.cancelling = true,
-            RunEffect::Score { .. } => run.scoring = true,
+            RunEffect::Score(_) => run.scoring = true,
             RunEffect::IterationEnded(_) => unreachable!("simulated runs have no such hook"),
             RunEffect::StepEnded(_) => {}
             RunEffect::End(ending) => self.end(run, ending),

@@ -7,5 +7,6 @@ mod support;
 mod leftovers;
 mod r#loop;
 mod runs;
+mod scorers;
 mod signals;
 mod subagents;

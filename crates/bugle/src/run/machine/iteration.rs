@@ -3,7 +3,6 @@
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
 use super::{tools::settle, *};
 use crate::{
-    agent::OnStepLimit,
     chunk::{ErrorInfo, FinishReason},
     json::json,
     message::Role,
@@ -20,22 +19,23 @@ pub(super) enum Plan {
     /// Another step.
     Next { took_in: bool, echoes: Vec<Chunk> },
     /// Another step, since the answer did not pass.
-    Again(Verdict),
+    Again,
     /// The end, unless input has come while the answer was scored (D4).
-    Last(Verdict),
+    Last,
     /// The end, and the limit that cut the run.
     End { took_in: bool, cause: Option<&'static str>, echoes: Vec<Chunk> },
 }
 
 impl Plan {
     fn is_final(&self) -> bool {
-        matches!(self, Self::Last(_) | Self::End { .. })
+        matches!(self, Self::Last | Self::End { .. })
     }
 
     pub(super) fn into_echoes(self) -> Vec<Chunk> {
         match self {
             Self::Next { echoes, .. } | Self::End { echoes, .. } => echoes,
-            Self::Again(_) | Self::Last(_) => Vec::new(),
+            // Theirs are held apart.
+            Self::Again | Self::Last => Vec::new(),
         }
     }
 }
@@ -65,7 +65,9 @@ impl RunMachine {
     /// The hook is not waited for any longer: what was taken in is shown.
     pub(super) fn leave_judging(&mut self, effects: &mut Effects) {
         if let Phase::Judging(plan) = std::mem::replace(&mut self.phase, Phase::New) {
-            self.show_echoes(plan.into_echoes(), effects);
+            let mut echoes = std::mem::take(&mut self.held_echoes);
+            echoes.extend(plan.into_echoes());
+            self.show_echoes(echoes, effects);
         }
     }
 
@@ -123,9 +125,8 @@ impl RunMachine {
                 }
                 _ => Plan::End { took_in, cause: None, echoes },
             },
-            Plan::Again(verdict) if proceed == Some(false) => {
-                self.pending_verdict = Some(verdict);
-                Plan::End { took_in: false, cause: None, echoes: Vec::new() }
+            Plan::Again if proceed == Some(false) => {
+                Plan::End { took_in: false, cause: None, echoes: std::mem::take(&mut self.held_echoes) }
             }
             Plan::Next { took_in, echoes } => {
                 if let Some(feedback) = feedback {
@@ -133,25 +134,27 @@ impl RunMachine {
                 }
                 Plan::Next { took_in, echoes }
             }
-            Plan::Again(verdict) => {
-                // The check's own feedback is added when the step is left.
+            Plan::Again => {
+                // Beside what the check has said.
                 if let Some(feedback) = feedback {
                     self.add_iteration_feedback(feedback, now);
                 }
-                Plan::Again(verdict)
+                Plan::Again
             }
-            plan @ (Plan::End { .. } | Plan::Last(_)) if proceed == Some(true) && may_go_on => {
+            plan @ (Plan::End { .. } | Plan::Last) if proceed == Some(true) && may_go_on => {
                 match feedback {
                     Some(feedback) => self.add_iteration_feedback(feedback, now),
                     None if self.calls.is_empty() => self.add_nudge(now),
                     None => {}
                 }
-                let took_in = matches!(plan, Plan::End { took_in: true, .. });
-                if let Plan::Last(verdict) = plan {
-                    self.pending_verdict = Some(verdict);
-                    Plan::Next { took_in, echoes: Vec::new() }
-                } else {
-                    Plan::Next { took_in, echoes: plan.into_echoes() }
+                match plan {
+                    Plan::Last if self.pending_verdict.as_ref().is_some_and(|verdict| !verdict.passed) => {
+                        self.transcript.seal();
+                        Plan::Again
+                    }
+                    Plan::Last => Plan::Next { took_in: false, echoes: std::mem::take(&mut self.held_echoes) },
+                    Plan::End { took_in, echoes, .. } => Plan::Next { took_in, echoes },
+                    plan => plan,
                 }
             }
             plan => plan,
@@ -173,18 +176,8 @@ impl RunMachine {
                 self.phase = Phase::Committing(AfterCommit::NextStep { echoes });
                 effects.push(RunEffect::Commit);
             }
-            Plan::Again(verdict) => self.score_again(verdict, now, effects),
-            Plan::Last(verdict) => {
-                self.pending_verdict = Some(verdict);
-                if self.at_limit() && self.settings.on_step_limit == OnStepLimit::FollowUp {
-                    // What waits gets a run of its own (SIG-204).
-                    self.seal_step(false, None);
-                    return self.end(Ending::Finished, now, effects);
-                }
-                // The last look, since judging took a while (D4).
-                self.phase = Phase::Draining(DrainPoint::Last);
-                effects.push(RunEffect::Drain);
-            }
+            Plan::Again => self.score_again(effects),
+            Plan::Last => self.end_scored(now, effects),
             Plan::End { took_in, cause, echoes } => {
                 if took_in {
                     // Stored, and not answered (SIG-203, SIG-204).
@@ -204,22 +197,31 @@ impl RunMachine {
         }
     }
 
-    /// Text on the user's side, kept in the thread, which a UI may hide; what follows is another answer (SUB-113).
+    /// Feedback that the model reads on the user's side, kept in the thread, which a UI may hide; what follows is another
+    /// answer (SUB-113, ruling 10).
     fn add_iteration_feedback(&mut self, feedback: String, now: Timestamp) {
         self.begin_next_answer();
+        let message = self.hidden(feedback, now);
+        self.transcript.add_feedback(message, true);
+    }
+
+    /// A message with the metadata by which prompts put it on the user's side and clients leave it out.
+    fn hidden(&self, text: String, now: Timestamp) -> StoredMessage {
         let at = self.transcript.next_time(now);
-        let mut message = StoredMessage::text(MessageId::fresh(), Role::User, feedback, at);
+        let mut message = StoredMessage::text(MessageId::fresh(), Role::Assistant, text, at);
         if let Some(thread) = self.transcript.thread() {
             message = message.on(thread);
         }
-        message.content.metadata_mut().insert("completionResult".to_owned(), json!({ "suppressFeedback": true }));
-        self.transcript.add_input(message);
+        let metadata = message.content.metadata_mut();
+        metadata.insert("mode".to_owned(), "stream".into());
+        metadata.insert("completionResult".to_owned(), json!({ "suppressFeedback": true }));
+        message
     }
 
     fn add_nudge(&mut self, now: Timestamp) {
         self.begin_next_answer();
         let at = self.transcript.next_time(now);
-        self.transcript.add_feedback(StoredMessage::text(MessageId::fresh(), Role::User, GO_ON, at));
+        self.transcript.add_feedback(StoredMessage::text(MessageId::fresh(), Role::User, GO_ON, at), false);
     }
 
     fn begin_next_answer(&mut self) {
@@ -243,15 +245,8 @@ impl RunMachine {
     /// What delegations told the parent's next turn, after all the run says: this run's model does not see it (SUB-082).
     pub(super) fn keep_delegation_feedback(&mut self, now: Timestamp) {
         for feedback in std::mem::take(&mut self.delegation.feedback) {
-            let at = self.transcript.next_time(now);
-            let mut message = StoredMessage::text(MessageId::fresh(), Role::Assistant, feedback, at);
-            if let Some(thread) = self.transcript.thread() {
-                message = message.on(thread);
-            }
-            let metadata = message.content.metadata_mut();
-            metadata.insert("mode".to_owned(), "stream".into());
-            metadata.insert("completionResult".to_owned(), json!({ "suppressFeedback": true }));
-            self.transcript.add_input(message);
+            let message = self.hidden(feedback, now);
+            self.transcript.add_feedback(message, true);
         }
     }
 }

@@ -265,7 +265,7 @@ async fn sub_082_sub_084_feedback_is_for_the_next_turn_and_goes_with_bail() {
     let metadata = Value::Object(last.content.metadata.clone().unwrap());
     assert_eq!(metadata, json!({"mode": "stream", "completionResult": {"suppressFeedback": true}}));
     pair.generate("more").await;
-    assert!(spoken(&pair.parent.requests()[1]).contains(&"assistant: Ask two agents next time.".to_owned()));
+    assert!(spoken(&pair.parent.requests()[1]).contains(&"user: Ask two agents next time.".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]
