@@ -444,6 +444,8 @@ fn read_foreign(run: &ParkedRun, list: &Value) -> Result<Unparked, Error> {
         step: Some(step),
         kept,
         answer_from: None,
+        delegation: Default::default(),
+        last_turn: false,
     };
     Ok(Unparked { snapshot, known })
 }

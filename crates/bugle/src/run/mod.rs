@@ -26,10 +26,13 @@ pub(crate) mod transcript;
 pub(crate) use driver::give_back;
 pub(crate) use driver::{Claimed, Resolution, ResumeSeed, parked_of};
 pub(crate) use driver::{RunSeed, SeedKind, aborted_direct, drive, failed_direct};
+pub(crate) use machine::{ToolOutcome, ToolRun};
 pub use options::*;
 pub use output::*;
+pub(crate) use parked::DelegatedResume;
 pub use parked::{
     APPROVAL_SCHEMA, Decision, DelegatedPark, KeptMessage, NOT_APPROVED, ParkKind, ParkedCall, ParkedStep, StepCall,
     StepCallState, SurfaceCall,
 };
 pub use snapshot::{RunSnapshot, SnapshotPhase};
+pub(crate) use tools::CallContext;

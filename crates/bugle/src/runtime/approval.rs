@@ -424,6 +424,7 @@ impl AgentHandle {
                     inner: inner.clone(),
                     streaming: how.streaming,
                     delegated: false,
+                    detached: None,
                 };
                 inner.hub.tasks.spawn(async move {
                     let _claim = claim;

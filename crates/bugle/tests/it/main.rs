@@ -10,3 +10,4 @@ mod r#loop;
 mod runs;
 mod scorers;
 mod signals;
+mod subagents;

@@ -7,6 +7,7 @@
 mod end;
 mod event;
 mod input;
+mod iteration;
 mod park;
 mod result;
 mod scoring;
@@ -15,6 +16,7 @@ mod tools;
 
 pub(crate) use event::*;
 use input::mark_blocked;
+use iteration::Plan;
 pub(super) use tools::model_output_metadata;
 
 use serde_json::Value;
@@ -34,6 +36,7 @@ use crate::{
     message::{Part, StoredMessage, ToolState},
     signal::Signal,
     storage::{InboxEntry, InputMode},
+    subagent::DelegationRecord,
     time::Timestamp,
 };
 
@@ -53,6 +56,8 @@ enum Phase {
     Tools,
     /// The answer is being judged.
     Scoring,
+    /// The hook at the end of the iteration is asked.
+    Judging(Plan),
     /// Over.
     Done,
 }
@@ -165,6 +170,14 @@ pub(crate) struct RunMachine {
     earlier_text: String,
     /// The first message of the answer, after failed completion checks (SCO-048).
     answer_message: Option<MessageId>,
+    /// What delegations have led to.
+    delegation: DelegationRecord,
+    /// The hook was asked about the current iteration.
+    iteration_judged: bool,
+    /// The current turn is the last one granted; it offers no tools (SUB-111).
+    last_turn: bool,
+    /// The id of the answer after this step.
+    next_message_id: Option<MessageId>,
 }
 
 impl RunMachine {
@@ -209,6 +222,10 @@ impl RunMachine {
             resolution: None,
             earlier_text: String::new(),
             answer_message: None,
+            delegation: DelegationRecord::default(),
+            iteration_judged: false,
+            last_turn: false,
+            next_message_id: None,
         }
     }
 
@@ -252,6 +269,8 @@ impl RunMachine {
         self.consumed = snapshot.consumed.clone();
         self.placed = self.placed_before();
         self.wake = snapshot.wake.clone();
+        self.delegation = snapshot.delegation.clone();
+        self.last_turn = snapshot.last_turn;
         self.answer_message = snapshot.answer_from.clone();
         self.earlier_text = self.transcript.answer_text(self.answer_message.as_ref());
     }
@@ -284,7 +303,7 @@ impl RunMachine {
         };
         let has_step = phase != SnapshotPhase::Request && (self.step_resumed || self.waits_for_people());
         RunSnapshot {
-            message_id: self.message_id.clone(),
+            message_id: self.next_message_id.as_ref().unwrap_or(&self.message_id).clone(),
             first_message_id: self.first_message_id.clone(),
             iteration: self.iteration,
             steps: self.step_count(),
@@ -299,6 +318,8 @@ impl RunMachine {
             step: has_step.then(|| self.parked_step()),
             kept: if has_step { self.transcript.kept(!self.settings.stores) } else { Vec::new() },
             answer_from: self.answer_message.clone(),
+            delegation: self.delegation.clone(),
+            last_turn: self.last_turn,
         }
     }
 
@@ -372,6 +393,11 @@ impl RunMachine {
         self.earlier_steps + u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
     }
 
+    /// The model turn under way, from 1, over suspensions and restarts (ruling 16).
+    pub(crate) fn turn(&self) -> u32 {
+        self.step_count().saturating_add(1)
+    }
+
     pub(super) fn chunk(&self, payload: Payload) -> RunEffect {
         RunEffect::Emit(Chunk::agent(&self.settings.run_id, payload))
     }
@@ -427,12 +453,15 @@ impl RunMachine {
             RunEvent::InputWaits => self.input_waits(&mut effects),
             RunEvent::ToolDone { index, outcome } => self.tool_done(index, outcome, now, &mut effects),
             RunEvent::Scored(verdict) => self.scored(verdict, now, &mut effects),
+            RunEvent::Delegated(record) => self.delegation = record,
+            RunEvent::IterationJudged(decision) => self.iteration_judged(decision, now, &mut effects),
             RunEvent::Abort => self.abort(now, &mut effects),
             RunEvent::TimedOut(error) => {
                 match self.phase {
                     Phase::Requesting => effects.push(RunEffect::CancelRequest),
                     Phase::Tools => effects.push(RunEffect::CancelTools),
                     Phase::Done | Phase::Committing(AfterCommit::End { .. } | AfterCommit::Park) => return effects,
+                    Phase::Judging(_) => self.leave_judging(&mut effects),
                     _ => {}
                 }
                 self.fail(error, now, &mut effects);

@@ -342,9 +342,12 @@ impl CallState {
             None | Some(ToolOutcome::NotStarted | ToolOutcome::Interrupted) => StepCallState::Open,
             Some(ToolOutcome::Client) => StepCallState::Client,
             Some(ToolOutcome::Parked(parked)) => StepCallState::Parked(parked.clone()),
-            Some(ToolOutcome::Result { .. } | ToolOutcome::Failed(_) | ToolOutcome::Denied { .. }) => {
-                StepCallState::Done
-            }
+            Some(
+                ToolOutcome::Result { .. }
+                | ToolOutcome::Failed(_)
+                | ToolOutcome::FailedAs { .. }
+                | ToolOutcome::Denied { .. },
+            ) => StepCallState::Done,
         };
         StepCall {
             tool_call_id: self.call.id.clone(),

@@ -100,7 +100,7 @@ impl CallState {
                     provider_metadata: model_output.as_ref().map(model_output_metadata),
                 }))
             }
-            Some(ToolOutcome::Failed(error)) => Some(Payload::ToolError {
+            Some(ToolOutcome::Failed(error) | ToolOutcome::FailedAs { error, .. }) => Some(Payload::ToolError {
                 tool_call_id: call.id.clone(),
                 tool_name: call.name.clone(),
                 args: Some(call.payload().args),
@@ -145,6 +145,11 @@ fn settle(message: &mut StoredMessage, id: &str, outcome: &ToolOutcome, approved
         ToolOutcome::Failed(error) => {
             call.state = ToolState::OutputError;
             call.error_text = Some(error.message.clone());
+        }
+        ToolOutcome::FailedAs { told, result, .. } => {
+            call.state = ToolState::OutputError;
+            call.error_text = Some(told.clone());
+            call.result = Some(result.clone());
         }
         ToolOutcome::Denied { reason } => {
             call.state = ToolState::OutputDenied;
