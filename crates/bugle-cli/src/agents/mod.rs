@@ -3,7 +3,6 @@
 mod completion;
 mod fields;
 mod front;
-mod link;
 mod models;
 
 pub(crate) use models::Models;
@@ -13,13 +12,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use bugle::{Agent, RunOptions, agent::AgentSource, memory::MemoryOptions, scorer::Judge};
+use bugle::{
+    Agent, RunOptions, agent::AgentSource, memory::MemoryOptions, scorer::Judge, subagent::Registered,
+};
 use indexmap::IndexMap;
 
 use self::{
     fields::{Definition, Reference},
     front::Document,
-    link::ById,
 };
 use crate::{
     settings::{Problem, Settings},
@@ -83,7 +83,8 @@ pub(crate) fn load(settings: &Settings, models: &Models) -> Found {
         }
     }
     check_references(&mut definitions, faulty, &mut found.problems);
-    let agents: Vec<ById> = definitions.iter().map(|(_, definition)| ById::of(definition)).collect();
+    let agents: IndexMap<String, Registered> =
+        definitions.iter().map(|(_, definition)| (definition.id.clone(), as_subagent(definition))).collect();
     for (shown, definition) in &definitions {
         match build(definition, &agents, settings) {
             Ok(served) => found.agents.push(served),
@@ -184,7 +185,19 @@ fn read(
     fields::Reader::new(shown, stem, models, warnings).read(&document)
 }
 
-fn build(definition: &Definition, agents: &[ById], settings: &Settings) -> Result<Served, String> {
+/// An agent as those see it who name it. They find it by its id, so cycles are legal (SUB-165).
+fn as_subagent(definition: &Definition) -> Registered {
+    let mut agent = Registered::new(&definition.id).name(&definition.name).description(&definition.description);
+    if let Some(steps) = definition.options.max_steps {
+        agent = agent.max_steps(steps);
+    }
+    if definition.memory.as_ref().is_none_or(|memory| memory.read_only) {
+        agent = agent.without_memory();
+    }
+    agent
+}
+
+fn build(definition: &Definition, agents: &IndexMap<String, Registered>, settings: &Settings) -> Result<Served, String> {
     let concurrency = settings.number("runs.tool-concurrency").and_then(|number| u32::try_from(number).ok());
     let mut delegation = definition.options.delegation.clone();
     let depth = settings.number("runs.max-delegation-depth").and_then(|number| u32::try_from(number).ok());
@@ -210,7 +223,7 @@ fn build(definition: &Definition, agents: &[ById], settings: &Settings) -> Resul
         builder = builder.tool_as(key.clone(), tool.clone());
     }
     for (key, reference) in &definition.agents {
-        if let Some(agent) = agents.iter().find(|agent| agent.is(&reference.id)) {
+        if let Some(agent) = agents.get(&reference.id) {
             builder = builder.agent(key.clone(), agent.clone());
         }
     }
