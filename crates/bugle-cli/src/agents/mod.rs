@@ -12,9 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use bugle::{
-    Agent, RunOptions, agent::AgentSource, memory::MemoryOptions, scorer::Judge, subagent::Registered,
-};
+use bugle::{Agent, RunOptions, agent::AgentSource, memory::MemoryOptions, scorer::Judge, subagent::Registered};
 use indexmap::IndexMap;
 
 use self::{
@@ -197,7 +195,11 @@ fn as_subagent(definition: &Definition) -> Registered {
     agent
 }
 
-fn build(definition: &Definition, agents: &IndexMap<String, Registered>, settings: &Settings) -> Result<Served, String> {
+fn build(
+    definition: &Definition,
+    agents: &IndexMap<String, Registered>,
+    settings: &Settings,
+) -> Result<Served, String> {
     let concurrency = settings.number("runs.tool-concurrency").and_then(|number| u32::try_from(number).ok());
     let mut delegation = definition.options.delegation.clone();
     let depth = settings.number("runs.max-delegation-depth").and_then(|number| u32::try_from(number).ok());

@@ -150,8 +150,12 @@ async fn ruling_17_sub_111_final_answer_continue_true_with_feedback_loops_with_i
     assert_eq!(prompt[prompt.len() - 2..], ["assistant: first", "user: Name sources."]);
     let stored = ran.world.stored().await;
     let texts: Vec<(Role, String)> = stored.iter().map(|message| (message.role, message.joined_text())).collect();
-    let expected =
-        [(Role::User, "hi"), (Role::Assistant, "first"), (Role::Assistant, "Name sources."), (Role::Assistant, "second")];
+    let expected = [
+        (Role::User, "hi"),
+        (Role::Assistant, "first"),
+        (Role::Assistant, "Name sources."),
+        (Role::Assistant, "second"),
+    ];
     assert_eq!(texts, expected.map(|(role, text)| (role, text.to_owned())));
     let metadata = stored[2].content.meta("completionResult").unwrap();
     assert_eq!(metadata["suppressFeedback"], true, "SUB-113");
