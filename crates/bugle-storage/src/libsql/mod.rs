@@ -33,9 +33,9 @@ use bugle::{
     id::{MessageId, RunId, ThreadKey},
     message::{Resource, StoredMessage, Thread},
     storage::{
-        Accept, Accepted, CloneThread, ClonedThread, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, MessageQuery,
-        NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange, RunChange,
-        RunRecord, Storage, StorageError, ThreadQuery, ThreadUpdate, rules,
+        Accept, Accepted, CloneThread, ClonedThread, Commit, Committed, InboxEnd, InboxEntry, Lease, LeaseClaim,
+        MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange,
+        RunChange, RunRecord, Storage, StorageError, ThreadQuery, ThreadUpdate, rules,
     },
     time::Timestamp,
 };
@@ -244,9 +244,9 @@ impl Storage for LibSql {
         self.write(move |connection| inbox::update(connection, &draft)).await
     }
 
-    async fn commit(&self, mut commit: Commit) -> Result<(), StorageError> {
+    async fn commit(&self, mut commit: Commit) -> Result<Committed, StorageError> {
         rules::complete_commit(&mut commit)?;
-        let Commit { thread, epoch, create_thread, consumed, messages, removed, mut returned, run } = commit;
+        let Commit { thread, epoch, create_thread, consumed, messages, removed, mut returned, run, release } = commit;
         for entry in &mut returned {
             entry.thread = thread.clone();
         }
@@ -263,6 +263,7 @@ impl Storage for LibSql {
                 _ => None,
             },
             run,
+            release,
         };
         self.write(move |connection| inbox::commit(connection, &step)).await
     }
@@ -311,9 +312,14 @@ impl Storage for LibSql {
         self.write(move |connection| inbox::claim(connection, &watch, &thread, &claim, Timestamp::now())).await
     }
 
-    async fn release_lease(&self, thread: &ThreadKey, owner: &str) -> Result<(), StorageError> {
+    async fn release_lease(
+        &self,
+        thread: &ThreadKey,
+        owner: &str,
+        last_event: Option<u64>,
+    ) -> Result<(), StorageError> {
         let (thread, owner) = (thread.clone(), owner.to_owned());
-        self.write(move |connection| inbox::release(connection, &thread, &owner)).await
+        self.write(move |connection| inbox::release(connection, &thread, &owner, last_event)).await
     }
 
     async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError> {

@@ -24,7 +24,7 @@ use crate::{
         transcript::Transcript,
     },
     scorer::When,
-    storage::{Commit, InboxEntry, RunChange, Storage},
+    storage::{Commit, Committed, InboxEntry, RunChange, Storage},
     thread::{input::Input, machine::ThreadEvent},
     time::Clock,
 };
@@ -94,6 +94,8 @@ pub(super) struct SimRun {
     placed: Vec<MessageId>,
     echoed: Vec<MessageId>,
     epoch: u64,
+    /// The lease went with its last commit.
+    released: bool,
 }
 
 impl SimRun {
@@ -122,6 +124,7 @@ impl SimRun {
             placed: Vec::new(),
             echoed: Vec::new(),
             epoch,
+            released: false,
         }
     }
 
@@ -157,6 +160,9 @@ impl World {
                 self.note(|| format!("{} ends, {} returned, failed {failed_to_start}", run.id, returned.len()));
                 if self.sabotage == Sabotage::ForgetEnd && self.rng.chance(20) {
                     return;
+                }
+                if run.released {
+                    self.process.lease_went();
                 }
                 let event = ThreadEvent::RunEnded { run_id: run.id, returned, failed_to_start };
                 return self.feed(event);
@@ -372,7 +378,8 @@ impl World {
             committer.step_commit(&messages, &entries, &machine.snapshot())
         };
         match commit {
-            Some(commit) => {
+            Some(mut commit) => {
+                commit.release = commit.release.map(|_| self.process.owner.clone());
                 let write = Write { commit, messages, entries, rollback, tries: 0, landed: false, told: None };
                 run.blocked = Blocked::Commit(Box::new(write));
             }
@@ -387,7 +394,8 @@ impl World {
         let fails = self.rng.chance(self.rates.commit_fails);
         if !fails || self.rng.chance(30) {
             match now(self.storage.commit(write.commit.clone())) {
-                Ok(()) => {
+                Ok(Committed { released }) => {
+                    run.released |= released;
                     write.landed = true;
                     self.landed(run, &write);
                 }
