@@ -76,7 +76,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         "status": "pending", "summary": "CI failed", "payload": {"run": 7}, "coalescedCount": 1, "deliveryAttempts": 0,
         "createdAt": at(3), "updatedAt": at(3),
     }))?;
-    store.create_notification(note).await?;
+    store.create(NewRecord { record: note, priority_given: true, dedupe_window: Duration::ZERO, claim: None }).await?;
     store.release_lease(&thread, &store.owner()).await?;
     store.close().await;
     Ok(())

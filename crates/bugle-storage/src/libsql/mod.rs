@@ -16,6 +16,7 @@ mod messages;
 mod network;
 mod notifications;
 mod open;
+mod providers;
 mod schema;
 mod threads;
 mod worker;
@@ -33,7 +34,7 @@ use bugle::{
     message::{Resource, StoredMessage, Thread},
     storage::{
         Accept, Accepted, CloneThread, ClonedThread, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, MessageQuery,
-        NewThread, NotificationQuery, NotificationRecord, Page, ResourceChange, RunRecord, Storage, StorageError,
+        NewThread, NotificationStore, Page, ProviderSubscriptions, ResourceChange, RunRecord, Storage, StorageError,
         ThreadQuery, ThreadUpdate, rules,
     },
     time::Timestamp,
@@ -297,17 +298,16 @@ impl Storage for LibSql {
         self.read(move |connection| inbox::last_event(connection, &thread)).await
     }
 
-    async fn create_notification(&self, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
-        let stored = record.clone();
-        self.write(move |connection| notifications::create(connection, &stored)).await?;
-        Ok(record)
+    async fn lease_holder(&self, thread: &ThreadKey) -> Result<Option<String>, StorageError> {
+        let (thread, watch) = (thread.clone(), self.inner.watch.clone());
+        self.read(move |connection| inbox::lease_holder(connection, &watch, &thread)).await
     }
 
-    async fn list_notifications(&self, query: NotificationQuery) -> Result<Vec<NotificationRecord>, StorageError> {
-        self.read(move |connection| notifications::list(connection, &query)).await
+    fn notifications(&self) -> Option<&dyn NotificationStore> {
+        Some(self)
     }
 
-    async fn update_notification(&self, record: NotificationRecord) -> Result<bool, StorageError> {
-        self.write(move |connection| notifications::update(connection, &record)).await
+    fn provider_subscriptions(&self) -> Option<&dyn ProviderSubscriptions> {
+        Some(self)
     }
 }

@@ -49,7 +49,8 @@ async fn sto_7_9_races_have_one_winner_and_lose_nothing() {
             "createdAt": "2026-01-01T00:00:00.000Z", "updatedAt": "2026-01-01T00:00:00.000Z",
         });
         let record: NotificationRecord = serde_json::from_value(value).unwrap();
-        let (a, b) = join(first.create_notification(record.clone()), second.create_notification(record)).await;
+        let new = NewRecord { record, priority_given: true, dedupe_window: std::time::Duration::ZERO, claim: None };
+        let (a, b) = join(first.create(new.clone()), second.create(new)).await;
         assert!(a.is_ok() != b.is_ok(), "STO-053: {a:?} {b:?}");
     }
 }

@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 
 use super::{Agent, AgentInner, AgentSource, Dynamic, Interrupt, ModelEntry, OnStepLimit, RequestContext};
 use crate::{
-    error::Error, json::Object, memory::MemoryOptions, model::SharedModel, processor::InputProcessor, run::RunOptions,
+    error::Error, json::Object, memory::MemoryOptions, model::SharedModel, notification::DeliveryPolicy, processor::InputProcessor, run::RunOptions,
     scorer::TaskCompletion, tool::Tool,
 };
 
@@ -42,6 +42,7 @@ impl AgentBuilder {
                 task_completion: None,
                 interrupt: Interrupt::default(),
                 on_step_limit: OnStepLimit::default(),
+                notifications: None,
                 source: AgentSource::default(),
                 metadata: None,
             },
@@ -152,6 +153,12 @@ impl AgentBuilder {
     /// What becomes of input at the step limit.
     pub fn on_step_limit(mut self, behavior: OnStepLimit) -> Self {
         self.inner.on_step_limit = behavior;
+        self
+    }
+
+    /// What is done with notifications that come in (NOTIF-041). Default: the built-in table of NOTIF-040.
+    pub fn notifications(mut self, policy: DeliveryPolicy) -> Self {
+        self.inner.notifications = Some(Arc::new(policy));
         self
     }
 

@@ -12,7 +12,7 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    json::Object, memory::MemoryOptions, model::SharedModel, processor::SharedInputProcessor, run::RunOptions,
+    json::Object, memory::MemoryOptions, model::SharedModel, notification::DeliveryPolicy, processor::SharedInputProcessor, run::RunOptions,
     scorer::TaskCompletion, tool::Tool,
 };
 
@@ -115,6 +115,7 @@ pub(crate) struct AgentInner {
     pub(crate) task_completion: Option<TaskCompletion>,
     pub(crate) interrupt: Interrupt,
     pub(crate) on_step_limit: OnStepLimit,
+    pub(crate) notifications: Option<Arc<DeliveryPolicy>>,
     pub(crate) source: AgentSource,
     pub(crate) metadata: Option<Object>,
 }

@@ -8,6 +8,7 @@ use super::{Bugle, Inner};
 use crate::{
     agent::Agent,
     error::Error,
+    notification::{self, NotificationOptions},
     storage::{MemoryStorage, SharedStorage},
     thread::Hub,
     time::{SharedClock, SystemClock},
@@ -21,6 +22,7 @@ pub struct BugleBuilder {
     storage: Option<SharedStorage>,
     clock: Option<SharedClock>,
     lease_ttl: Option<Duration>,
+    notifications: NotificationOptions,
 }
 
 impl BugleBuilder {
@@ -59,6 +61,12 @@ impl BugleBuilder {
         self
     }
 
+    /// How notifications are delivered (NOTIF-070).
+    pub fn notifications(mut self, options: NotificationOptions) -> Self {
+        self.notifications = options;
+        self
+    }
+
     /// The runtime. Takes up what an earlier process left unfinished, here and every lease time (SIG-502).
     ///
     /// # Errors
@@ -80,6 +88,7 @@ impl BugleBuilder {
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock)),
             hub: Hub::default(),
             lease_ttl: self.lease_ttl.unwrap_or(Duration::from_secs(15)).max(Duration::from_millis(30)),
+            notifications: notification::State::new(self.notifications),
             draining: std::sync::atomic::AtomicBool::new(false),
             swept: parking_lot::Mutex::default(),
         });
@@ -90,6 +99,12 @@ impl BugleBuilder {
         }
         if bugle.inner.storage.is_durable() {
             sweep(&bugle);
+        }
+        if bugle.inner.storage.notifications().is_some() && bugle.inner.notifications.is_dispatching() {
+            let inner = &bugle.inner;
+            let dispatcher =
+                notification::dispatcher(Arc::downgrade(inner), inner.notifications.clone(), inner.hub.stop.clone());
+            inner.hub.tasks.spawn(dispatcher);
         }
         Ok(bugle)
     }
