@@ -195,14 +195,14 @@ fn sql_text(text: &str) -> Sql {
 }
 
 fn get(connection: &Connection, key: &RecordKey) -> Answer<Option<NotificationRecord>> {
-    let found = select(connection, r#"WHERE "threadId" = ?1 AND id = ?2"#, &[sql_text(&key.thread_id), sql_text(&key.id)])?;
+    let found =
+        select(connection, r#"WHERE "threadId" = ?1 AND id = ?2"#, &[sql_text(&key.thread_id), sql_text(&key.id)])?;
     Ok(found.into_iter().next())
 }
 
 fn holder(connection: &Connection, key: &RecordKey, now: Timestamp) -> Answer<Option<String>> {
-    let mut statement = connection.prepare_cached(
-        "SELECT token FROM bugle_notification_claims WHERE thread = ?1 AND id = ?2 AND until > ?3",
-    )?;
+    let mut statement = connection
+        .prepare_cached("SELECT token FROM bugle_notification_claims WHERE thread = ?1 AND id = ?2 AND until > ?3")?;
     Ok(statement.query_row(params![key.thread_id, key.id, now.as_millis()], |row| row.get(0)).optional()?)
 }
 
@@ -212,8 +212,8 @@ fn take(connection: &Connection, key: &RecordKey, claim: &RecordClaim) -> Answer
         "INSERT INTO bugle_notification_claims (thread, id, token, until) VALUES (?1, ?2, ?3, ?4)
          ON CONFLICT (thread, id) DO UPDATE SET token = excluded.token, until = excluded.until RETURNING intended",
     )?;
-    let intended: Option<String> = statement
-        .query_row(params![key.thread_id, key.id, claim.token, claim.until.as_millis()], |row| row.get(0))?;
+    let intended: Option<String> =
+        statement.query_row(params![key.thread_id, key.id, claim.token, claim.until.as_millis()], |row| row.get(0))?;
     Ok(intended.map(Into::into))
 }
 
@@ -377,7 +377,8 @@ fn update(connection: &Connection, key: &RecordKey, change: &RecordChange) -> An
 
 /// The signals of these records are gone (ruling 33).
 pub(super) fn undeliver(connection: &Connection, thread: &str, removed: &[MessageId], now: Timestamp) -> Answer<()> {
-    let shown = select(connection, r#"WHERE "threadId" = ?1 AND "deliveredSignalId" IS NOT NULL"#, &[sql_text(thread)])?;
+    let shown =
+        select(connection, r#"WHERE "threadId" = ?1 AND "deliveredSignalId" IS NOT NULL"#, &[sql_text(thread)])?;
     for mut record in shown {
         if record.delivered_signal_id.as_ref().is_some_and(|signal| removed.contains(signal)) {
             rules::undeliver(&mut record, now);
@@ -529,8 +530,7 @@ impl NotificationStore for LibSql {
                 return Ok(found.iter().filter(|record| rules::found(query.search.as_deref(), record)).count());
             }
             let sql = format!("SELECT count(*) FROM {TABLE} {sql}");
-            let count: i64 =
-                connection.prepare_cached(&sql)?.query_row(params_from_iter(params), |row| row.get(0))?;
+            let count: i64 = connection.prepare_cached(&sql)?.query_row(params_from_iter(params), |row| row.get(0))?;
             Ok(usize::try_from(count).unwrap_or_default())
         })
         .await

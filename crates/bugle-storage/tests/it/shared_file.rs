@@ -1,6 +1,9 @@
 //! Two handles on one file that race (STO-043).
 
-use bugle::storage::{EntryOutcome, Lease, MetadataChange, NotificationRecord, ResourceChange, Storage, ThreadUpdate};
+use bugle::storage::{
+    EntryOutcome, Lease, MetadataChange, NewRecord, NotificationRecord, NotificationStore, ResourceChange, Storage,
+    ThreadUpdate,
+};
 use futures::future::{join, join_all};
 
 use crate::support::{accept, claim, key, open, with_thread};

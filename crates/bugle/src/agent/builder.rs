@@ -6,8 +6,8 @@ use indexmap::IndexMap;
 
 use super::{Agent, AgentInner, AgentSource, Dynamic, Interrupt, ModelEntry, OnStepLimit, RequestContext};
 use crate::{
-    error::Error, json::Object, memory::MemoryOptions, model::SharedModel, notification::DeliveryPolicy, processor::InputProcessor, run::RunOptions,
-    scorer::TaskCompletion, tool::Tool,
+    error::Error, json::Object, memory::MemoryOptions, model::SharedModel, notification::DeliveryPolicy,
+    processor::InputProcessor, run::RunOptions, scorer::TaskCompletion, tool::Tool,
 };
 
 /// Builds an [`Agent`]. Only a model is required.

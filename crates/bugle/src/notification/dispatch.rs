@@ -129,8 +129,8 @@ pub(super) async fn pass(courier: &dyn Courier, limit: u32) -> Result<DispatchRe
     let token = &claim.token;
     let work = async {
         let groups = addressed.into_iter().chain(unaddressed);
-        let mut reports = futures::stream::iter(groups.map(|(_, group)| work_off(courier, group, token, now)))
-            .buffered(GROUPS);
+        let mut reports =
+            futures::stream::iter(groups.map(|(_, group)| work_off(courier, group, token, now))).buffered(GROUPS);
         while let Some(done) = reports.next().await {
             report.merge(done);
         }

@@ -13,9 +13,7 @@ use crate::{
     id::ThreadKey,
     runtime::{Action, IdleBehavior, IfActive, IfIdle, Target},
     signal::validate_attributes,
-    storage::{
-        CreatedHow, InputMode, NOTIFICATION_PRIORITIES, NewRecord, NotificationRecord, RecordChange, RecordKey,
-    },
+    storage::{CreatedHow, InputMode, NOTIFICATION_PRIORITIES, NewRecord, NotificationRecord, RecordChange, RecordKey},
 };
 
 /// Payload and metadata of one record, at most, as JSON text.
@@ -163,9 +161,7 @@ pub(super) async fn act(
         ..held.change(now)
     };
     match decision.action {
-        DeliveryAction::Deliver => {
-            deliver::full(courier, held, decision, InputMode::Steer, (if_active, if_idle)).await
-        }
+        DeliveryAction::Deliver => deliver::full(courier, held, decision, InputMode::Steer, (if_active, if_idle)).await,
         DeliveryAction::Queue => deliver::full(courier, held, decision, InputMode::Queue, (if_active, if_idle)).await,
         DeliveryAction::Summarize => {
             // Without its safety net, a due time that a merged record had stays.
@@ -176,19 +172,12 @@ pub(super) async fn act(
             if is_due && (priority == "medium" || (priority == "high" && deliver_at.is_some())) {
                 return summarise(courier, held, decision, deliver_at, if_idle).await;
             }
-            let change = RecordChange {
-                deliver_at: Some(deliver_at),
-                summary_at: Some(decision.summary_at),
-                ..change
-            };
+            let change = RecordChange { deliver_at: Some(deliver_at), summary_at: Some(decision.summary_at), ..change };
             Ok(quiet(held.write(courier, change).await?))
         }
         DeliveryAction::Defer => {
-            let change = RecordChange {
-                deliver_at: Some(decision.deliver_at),
-                summary_at: Some(decision.summary_at),
-                ..change
-            };
+            let change =
+                RecordChange { deliver_at: Some(decision.deliver_at), summary_at: Some(decision.summary_at), ..change };
             Ok(quiet(held.write(courier, change).await?))
         }
         DeliveryAction::Persist => Ok(quiet(held.write(courier, change).await?)),
@@ -226,8 +215,7 @@ async fn summarise(
     signal.id = Some(id.clone());
     // NOTIF-016: if the run has ended meanwhile, a summary of `high` wakes nobody; the full delivery will.
     let behavior = if record.priority == "high" { IdleBehavior::Persist } else { IdleBehavior::Wake };
-    let target =
-        Target { thread: Some(thread), if_idle: IfIdle { behavior, ..if_idle }, ..Target::default() };
+    let target = Target { thread: Some(thread), if_idle: IfIdle { behavior, ..if_idle }, ..Target::default() };
     let sent = courier.send(agent_id, target, signal, InputMode::Steer).await;
     let now = courier.now();
     let change = RecordChange {
@@ -278,11 +266,7 @@ async fn withdraw(
     }
     let store = courier.store()?;
     let now = courier.now();
-    let due = |at| RecordChange {
-        if_status: Some(&["pending"]),
-        summary_at: Some(at),
-        ..RecordChange::at(now)
-    };
+    let due = |at| RecordChange { if_status: Some(&["pending"]), summary_at: Some(at), ..RecordChange::at(now) };
     let own = new.key();
     let keys: Vec<&RecordKey> = last.keys.iter().filter(|key| **key != own).collect();
     let mut pending = Vec::with_capacity(keys.len());

@@ -160,7 +160,10 @@ impl AgentHandle {
     ///
     /// # Errors
     /// As [`Self::send_notification`].
-    pub async fn accept_notifications(&self, notifications: Vec<NewNotification>) -> Result<Vec<(String, bool)>, Error> {
+    pub async fn accept_notifications(
+        &self,
+        notifications: Vec<NewNotification>,
+    ) -> Result<Vec<(String, bool)>, Error> {
         let stored = ingest::store(&self.bugle, self.agent.id(), notifications).await?;
         let ids = stored.iter().map(|stored| (stored.id().to_owned(), stored.is_duplicate())).collect();
         let bugle = self.bugle.clone();
@@ -220,7 +223,8 @@ impl Bugle {
             change.last_delivery_error = Some(None);
         }
         let record = self.store()?.update(&key, change).await?;
-        let record = record.ok_or_else(|| Error::invalid("id", "only a notification that has failed can be retried"))?;
+        let record =
+            record.ok_or_else(|| Error::invalid("id", "only a notification that has failed can be retried"))?;
         self.inner.notifications.wake();
         Ok(record)
     }
@@ -245,8 +249,13 @@ trait Courier: Send + Sync {
     /// Whether a run occupies the thread, here or elsewhere (NOTIF-013).
     async fn is_active(&self, thread: &ThreadKey) -> bool;
     /// Hands a signal over; returns once it is decided what becomes of it, and it is written if it is only stored.
-    async fn send(&self, agent_id: &str, target: Target, signal: SignalInput, mode: InputMode)
-    -> Result<Outcome, Error>;
+    async fn send(
+        &self,
+        agent_id: &str,
+        target: Target,
+        signal: SignalInput,
+        mode: InputMode,
+    ) -> Result<Outcome, Error>;
     /// Whether a signal waits, taken in by no run yet.
     async fn waits(&self, agent_id: &str, thread: &ThreadKey, id: &MessageId) -> bool;
     /// Takes back a signal that waits; `true` if this call did.

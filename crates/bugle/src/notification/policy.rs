@@ -79,8 +79,7 @@ pub struct DecideContext {
     pub now: Timestamp,
 }
 
-type Decide =
-    Arc<dyn Fn(DecideContext) -> BoxFuture<'static, Result<Option<Decision>, String>> + Send + Sync>;
+type Decide = Arc<dyn Fn(DecideContext) -> BoxFuture<'static, Result<Option<Decision>, String>> + Send + Sync>;
 
 /// An agent's delivery policy (NOTIF-041). The first that has an answer decides: the decide function, the record's source,
 /// its priority, the default, the built-in table.

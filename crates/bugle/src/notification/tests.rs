@@ -347,11 +347,9 @@ async fn notif_021_a_policy_that_fails_decides_nothing() {
     let courier = Noted { policy: Some(Arc::new(failing)), ..courier(false, woken) };
     let of = |kind: &str| NewNotification { kind: kind.into(), ..ci("high") };
     let all = all_taken(&courier, vec![of("fails"), of("panics"), of("fine")]).await.unwrap();
-    for (one, (reason, status)) in all.iter().zip([
-        (Some("policy-error"), "delivered"),
-        (Some("policy-error"), "delivered"),
-        (None, "pending"),
-    ]) {
+    for (one, (reason, status)) in
+        all.iter().zip([(Some("policy-error"), "delivered"), (Some("policy-error"), "delivered"), (None, "pending")])
+    {
         assert_eq!((one.decision.reason.as_deref(), one.record.status.as_str()), (reason, status));
         assert_eq!(one.record.due_at(), None);
     }
@@ -464,7 +462,8 @@ async fn notif_062_items_of_a_group_go_by_priority_then_age() {
             "coalescedCount": 1, "deliveryAttempts": 0, "createdAt": at(number as u64), "updatedAt": at(0),
             "deliverAt": at(0), "summaryAt": summary.then(|| at(0))});
         let record = serde_json::from_value(value).unwrap();
-        let new = crate::storage::NewRecord { record, priority_given: true, dedupe_window: Duration::ZERO, claim: None };
+        let new =
+            crate::storage::NewRecord { record, priority_given: true, dedupe_window: Duration::ZERO, claim: None };
         store.create(new).await.unwrap();
     }
     courier.pass().await;
@@ -472,11 +471,19 @@ async fn notif_062_items_of_a_group_go_by_priority_then_age() {
         .sent
         .lock()
         .iter()
-        .map(|(signal, ..)| format!("{}:{}", signal.tag_name, serde_json::to_value(&signal.contents).unwrap().as_str().unwrap()))
+        .map(|(signal, ..)| {
+            format!("{}:{}", signal.tag_name, serde_json::to_value(&signal.contents).unwrap().as_str().unwrap())
+        })
         .collect();
     assert_eq!(
         tags,
-        ["notification:urgent", "notification:high", "notification-summary:s: 1", "notification:medium", "notification:low"]
+        [
+            "notification:urgent",
+            "notification:high",
+            "notification-summary:s: 1",
+            "notification:medium",
+            "notification:low"
+        ]
     );
 }
 
@@ -489,7 +496,8 @@ async fn notif_066_records_that_nobody_can_get_are_counted_as_failures() {
             "status": "pending", "summary": "s", "coalescedCount": 1, "deliveryAttempts": 0, "createdAt": NOW,
             "updatedAt": NOW, at: NOW});
         let record = serde_json::from_value(value).unwrap();
-        let new = crate::storage::NewRecord { record, priority_given: true, dedupe_window: Duration::ZERO, claim: None };
+        let new =
+            crate::storage::NewRecord { record, priority_given: true, dedupe_window: Duration::ZERO, claim: None };
         store.create(new).await.unwrap();
     }
     let report = courier.pass().await;

@@ -1,10 +1,12 @@
 //! The `Bugle` handle: agents, storage and threads of one runtime. Nothing is global.
 
 mod agents;
+mod approval;
 mod builder;
 mod outcome;
 
 pub use agents::AgentHandle;
+pub use approval::*;
 pub use builder::BugleBuilder;
 pub use outcome::*;
 

@@ -460,9 +460,7 @@ pub mod rules {
                 held.delivery_reason.clone_from(&record.delivery_reason);
             }
         }
-        for (held, given) in
-            [(&mut held.attributes, &record.attributes), (&mut held.metadata, &record.metadata)]
-        {
+        for (held, given) in [(&mut held.attributes, &record.attributes), (&mut held.metadata, &record.metadata)] {
             if let Some(given) = given {
                 held.get_or_insert_default().extend(given.clone());
             }
@@ -538,9 +536,8 @@ pub mod rules {
 
     /// Whether the query selects the record, its cursor and limit aside.
     pub fn selects(query: &NotificationQuery, record: &NotificationRecord) -> bool {
-        let equal = |wanted: &Option<String>, held: Option<&str>| {
-            wanted.as_deref().is_none_or(|wanted| held == Some(wanted))
-        };
+        let equal =
+            |wanted: &Option<String>, held: Option<&str>| wanted.as_deref().is_none_or(|wanted| held == Some(wanted));
         equal(&query.thread_id, Some(&record.thread_id))
             && equal(&query.resource_id, record.resource_id.as_deref())
             && equal(&query.agent_id, record.agent_id.as_deref())

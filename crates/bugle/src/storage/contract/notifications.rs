@@ -404,13 +404,20 @@ pub(super) async fn prov_014_subscriptions_are_kept_and_polled_by_one(store: Sha
     assert!(!kept.end_poll("s1", "two", Some("c"), at(60)).await?);
     assert!(kept.end_poll("s1", "one", Some("c1"), at(60)).await?);
     let next = kept.claim_polls(&all, "two", at(60), at(150)).await?;
-    assert_eq!(next.iter().map(|one| (one.id.as_str(), one.cursor.as_deref())).collect::<Vec<_>>(), [("s1", Some("c1"))]);
+    assert_eq!(
+        next.iter().map(|one| (one.id.as_str(), one.cursor.as_deref())).collect::<Vec<_>>(),
+        [("s1", Some("c1"))]
+    );
     assert_eq!(ids(kept.claim_polls(&all, "three", at(100), at(200)).await?), ["s2", "s3"], "the first has died");
 
     store.create_thread(super::new_thread("t1", "ann")).await?;
     store.delete_thread("t1").await?;
     assert_eq!(ids(kept.list(&all).await?), ["s2", "s3"], "PROV-015");
-    let web = SubscriptionQuery { thread_id: Some("t2".into()), external_resource_ids: vec!["acme/web".into()], ..all.clone() };
+    let web = SubscriptionQuery {
+        thread_id: Some("t2".into()),
+        external_resource_ids: vec!["acme/web".into()],
+        ..all.clone()
+    };
     assert_eq!(kept.unsubscribe(&web).await?, 1);
     assert_eq!(kept.unsubscribe(&web).await?, 0);
     assert_eq!(ids(kept.list(&SubscriptionQuery::default()).await?), ["s2"]);

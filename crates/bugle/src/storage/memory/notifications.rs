@@ -11,8 +11,7 @@ use crate::{
     storage::{
         ClaimedRecord, CreatedHow, CreatedRecord, DueQuery, NewRecord, NotificationPage, NotificationQuery,
         NotificationRecord, NotificationStore, ProviderSubscription, ProviderSubscriptions, RecordChange, RecordClaim,
-        RecordKey, StorageError, SubscriptionQuery,
-        notifications::rules,
+        RecordKey, StorageError, SubscriptionQuery, notifications::rules,
     },
     time::Timestamp,
 };
@@ -120,9 +119,8 @@ impl Notifications {
             Some(records) => Box::new(records.into_iter().flat_map(IndexMap::values)),
             None => Box::new(self.all()),
         };
-        let mut found: Vec<&NotificationRecord> = candidates
-            .filter(|record| rules::selects(query, record) && rules::is_behind(query, record))
-            .collect();
+        let mut found: Vec<&NotificationRecord> =
+            candidates.filter(|record| rules::selects(query, record) && rules::is_behind(query, record)).collect();
         found.sort_unstable_by(|a, b| (b.updated_at, &b.id).cmp(&(a.updated_at, &a.id)));
         let has_more = limit > 0 && found.len() > limit;
         NotificationPage { records: found.into_iter().take(limit).cloned().collect(), has_more }
