@@ -414,6 +414,24 @@ impl NotificationStore for LibSql {
         self.write(move |connection| update(connection, &key, &change)).await
     }
 
+    async fn update_all(
+        &self,
+        keys: &[RecordKey],
+        change: RecordChange,
+    ) -> Result<Vec<NotificationRecord>, StorageError> {
+        let keys = keys.to_vec();
+        self.write(move |connection| {
+            let mut changed = Vec::new();
+            for key in &keys {
+                if get(connection, key)?.is_some() {
+                    changed.extend(update(connection, key, &change)?);
+                }
+            }
+            Ok(changed)
+        })
+        .await
+    }
+
     async fn update_status(
         &self,
         thread_id: &str,

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     error::Error,
     id::{MessageId, ThreadKey},
-    runtime::{Action, Bugle, IdleBehavior, IfActive, IfIdle, Inner, Outcome, Target},
+    runtime::{Action, Bugle, IdleBehavior, IfActive, IfIdle, Inner, Target},
     signal::Signal,
     storage::{
         ClaimedRecord, DueQuery, InputMode, NOTIFICATION_PRIORITIES, NotificationRecord, NotificationStore,
@@ -174,17 +174,14 @@ async fn work_off(courier: &dyn Courier, group: Group, token: &str, now: Timesta
     for item in items {
         let known: Vec<NotificationRecord> = item.records().iter().map(|one| one.record.clone()).collect();
         let done = match item {
-            Item::One(one) => single_record(courier, *one, token).await.map(|settled| vec![settled]),
-            Item::Summary(all) => summary_of(courier, all, token).await,
+            Item::One(one) => single_record(courier, *one, token).await.map(|settled| report.add(settled)),
+            Item::Summary(all) => summary_of(courier, all, token, &mut report).await,
         };
-        match done {
-            Ok(all) => all.into_iter().for_each(|settled| report.add(settled)),
-            Err(error) => {
-                // The claims stay until they run out; then the records are due once more.
-                tracing::error!(%error, "what became of notifications could not be written");
-                let error = error.to_string();
-                report.failed.extend(known.into_iter().map(|record| (record, error.clone())));
-            }
+        if let Err(error) = done {
+            // The claims stay until they run out; then the records are due once more.
+            tracing::error!(%error, "what became of notifications could not be written");
+            let error = error.to_string();
+            report.failed.extend(known.into_iter().map(|record| (record, error.clone())));
         }
     }
     report
@@ -255,22 +252,25 @@ async fn single_record(courier: &dyn Courier, claimed: ClaimedRecord, token: &st
 }
 
 /// NOTIF-064: one signal for all of them.
-async fn summary_of(courier: &dyn Courier, all: Vec<ClaimedRecord>, token: &str) -> Result<Vec<Settled>, Error> {
-    let Some(first) = all.first().map(|one| one.record.clone()) else { return Ok(Vec::new()) };
+async fn summary_of(
+    courier: &dyn Courier,
+    all: Vec<ClaimedRecord>,
+    token: &str,
+    report: &mut DispatchReport,
+) -> Result<(), Error> {
+    let Some(first) = all.first().map(|one| one.record.clone()) else { return Ok(()) };
     let thread = deliver::thread_of(&first);
     let hold = |record| Held { record, token: token.to_owned(), dispatched: true };
     let (Some(agent_id), Some(_)) = (first.agent_id.clone(), &thread.resource_id) else {
-        let mut settled = Vec::with_capacity(all.len());
         for one in all {
             let missing = Error::invalid("resourceId", "the notification names no agent or no resource");
             let held = hold(one.record);
             let change = deliver::failure(courier, &held, &missing, true, held.record.delivery_reason.clone());
             let record = held.write(courier, change).await?;
-            settled.push(Settled { record, outcome: None, error: Some(missing.to_string()) });
+            report.failed.push((record, missing.to_string()));
         }
-        return Ok(settled);
+        return Ok(());
     };
-    let mut settled = Vec::with_capacity(all.len());
     let mut open: Vec<Held> = Vec::with_capacity(all.len());
     // What an earlier claimant was about to send may have gone out.
     let intended: Vec<MessageId> = all.iter().filter_map(|one| one.intended.clone()).collect();
@@ -278,12 +278,12 @@ async fn summary_of(courier: &dyn Courier, all: Vec<ClaimedRecord>, token: &str)
     for one in all {
         let held = hold(one.record);
         match one.intended.filter(|id| known.as_ref().is_some_and(|known| known.contains(id))) {
-            Some(id) => settled.push(summarised(courier, &held, &id, None).await?),
+            Some(id) => report.delivered.push(summarised(courier, &held, &id).await?),
             None => open.push(held),
         }
     }
     if open.is_empty() {
-        return Ok(settled);
+        return Ok(());
     }
     let records: Vec<&NotificationRecord> = open.iter().map(|held| &held.record).collect();
     let all_low = records.iter().all(|record| rank(&record.priority) == NOTIFICATION_PRIORITIES.len() - 1);
@@ -305,9 +305,9 @@ async fn summary_of(courier: &dyn Courier, all: Vec<ClaimedRecord>, token: &str)
     let target = Target { thread: Some(thread.clone()), if_idle, ..Target::default() };
     match courier.send(&agent_id, target, signal, InputMode::Steer).await {
         Ok(outcome) if matches!(outcome.action, Action::Wake | Action::Deliver | Action::Persist) => {
-            let mut outcome = Some(outcome);
+            report.signals.push(outcome.signal);
             for held in &open {
-                settled.push(summarised(courier, held, &id, outcome.take()).await?);
+                report.delivered.push(summarised(courier, held, &id).await?);
             }
         }
         Ok(_) => {
@@ -315,8 +315,7 @@ async fn summary_of(courier: &dyn Courier, all: Vec<ClaimedRecord>, token: &str)
             for held in &open {
                 courier.state().hold(&thread, held.record.key());
                 let change = RecordChange { summary_at: Some(Some(at)), ..held.change(courier.now()) };
-                let record = held.write(courier, change).await?;
-                settled.push(Settled { record, outcome: None, error: None });
+                held.write(courier, change).await?;
             }
         }
         Err(error) => {
@@ -324,11 +323,11 @@ async fn summary_of(courier: &dyn Courier, all: Vec<ClaimedRecord>, token: &str)
                 let reason = held.record.delivery_reason.clone();
                 let change = deliver::failure(courier, held, &error, true, reason);
                 let record = held.write(courier, change).await?;
-                settled.push(Settled { record, outcome: None, error: Some(error.to_string()) });
+                report.failed.push((record, error.to_string()));
             }
         }
     }
-    Ok(settled)
+    Ok(())
 }
 
 /// Those of these signals that the thread has.
@@ -349,12 +348,7 @@ async fn known_of(
 }
 
 /// NOTIF-003: a summary leaves the record pending.
-async fn summarised(
-    courier: &dyn Courier,
-    held: &Held,
-    signal: &MessageId,
-    outcome: Option<Outcome>,
-) -> Result<Settled, Error> {
+async fn summarised(courier: &dyn Courier, held: &Held, signal: &MessageId) -> Result<NotificationRecord, Error> {
     let now = courier.now();
     let change = RecordChange {
         summary_at: Some(None),
@@ -362,18 +356,18 @@ async fn summarised(
         last_delivery_attempt_at: Some(now),
         ..held.change(now)
     };
-    Ok(Settled { record: held.write(courier, change).await?, outcome, error: None })
+    held.write(courier, change).await
 }
 
 /// Why the dispatcher goes to work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Woken {
     /// A due time that it knew, or the safety poll.
-    ByTime,
+    Time,
     /// A record has become due in this process.
-    ByRecord,
+    Record,
     /// A run has ended for which records waited.
-    ByRun,
+    Run,
 }
 
 /// The dispatcher's task: sleeps until something is due, and has no timer while nothing is (NOTIF-074).
@@ -411,11 +405,11 @@ pub(crate) async fn run(inner: Weak<Inner>, state: std::sync::Arc<State>, stop: 
         let woken = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            () = state.now.notified() => Woken::ByRun,
-            () = state.due.notified() => Woken::ByRecord,
-            () = timer => Woken::ByTime,
+            () = state.now.notified() => Woken::Run,
+            () = state.due.notified() => Woken::Record,
+            () = timer => Woken::Time,
         };
-        if woken == Woken::ByRecord {
+        if woken == Woken::Record {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,

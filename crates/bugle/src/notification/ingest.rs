@@ -21,6 +21,9 @@ const PAYLOAD_MAX: usize = 256 * 1024;
 /// A record whose delivery was cut short by a crash is due again after this (NOTIF-023).
 const SAFETY_TIME: Duration = Duration::from_secs(60);
 
+/// Records that one ingress summary covers at most; a further one begins another.
+const SUMMARY_MAX: usize = 100;
+
 /// A notification whose record is stored, and that is still to be acted on.
 #[derive(Debug)]
 pub(super) struct Stored {
@@ -225,14 +228,14 @@ async fn summarise(
     };
     match sent {
         Ok(outcome) if matches!(outcome.action, Action::Wake | Action::Deliver | Action::Persist) => {
-            for old in &earlier {
+            if !earlier.is_empty() {
                 let change = RecordChange {
                     only_pending: true,
                     summary_at: Some(None),
                     summary_signal_id: Some(id.clone()),
                     ..RecordChange::at(now)
                 };
-                store.update(&old.key(), change).await?;
+                store.update_all(&deliver::keys(&earlier), change).await?;
             }
             let change = RecordChange { summary_at: Some(None), summary_signal_id: Some(id.clone()), ..change };
             *last = Some(LastSummary { signal_id: id, keys: deliver::keys(covered) });
@@ -261,28 +264,19 @@ async fn withdraw(
     last: &LastSummary,
     new: &NotificationRecord,
 ) -> Result<Vec<NotificationRecord>, Error> {
-    if !courier.waits(agent_id, thread, &last.signal_id).await {
+    if last.keys.len() >= SUMMARY_MAX || !courier.waits(agent_id, thread, &last.signal_id).await {
         return Ok(Vec::new());
     }
     let store = courier.store()?;
     let now = courier.now();
     let due = |at| RecordChange { if_status: Some(&["pending"]), summary_at: Some(at), ..RecordChange::at(now) };
     let own = new.key();
-    let keys: Vec<&RecordKey> = last.keys.iter().filter(|key| **key != own).collect();
-    let mut pending = Vec::with_capacity(keys.len());
-    for key in keys {
-        match store.update(key, due(Some(now.plus(SAFETY_TIME)))).await {
-            Ok(record) => pending.extend(record),
-            Err(crate::storage::StorageError::NotFound { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+    let keys: Vec<RecordKey> = last.keys.iter().filter(|key| **key != own).cloned().collect();
+    let pending = store.update_all(&keys, due(Some(now.plus(SAFETY_TIME)))).await?;
     if courier.withdraw(agent_id, thread, &last.signal_id).await {
         return Ok(pending);
     }
-    for record in &pending {
-        store.update(&record.key(), due(None)).await?;
-    }
+    store.update_all(&deliver::keys(&pending), due(None)).await?;
     Ok(Vec::new())
 }
 

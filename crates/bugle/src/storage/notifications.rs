@@ -41,6 +41,14 @@ pub trait NotificationStore: fmt::Debug + Send + Sync {
     /// [`StorageError::NotFound`] if there is no such record.
     async fn update(&self, key: &RecordKey, change: RecordChange) -> Result<Option<NotificationRecord>, StorageError>;
 
+    /// Makes the same change to many records, in one transaction: to those that are there and for which its conditions
+    /// hold. Gives them as they stand then.
+    async fn update_all(
+        &self,
+        keys: &[RecordKey],
+        change: RecordChange,
+    ) -> Result<Vec<NotificationRecord>, StorageError>;
+
     /// Sets one status on many records of a thread; unknown and repeated ids are skipped. Gives the changed records.
     async fn update_status(
         &self,
@@ -567,9 +575,9 @@ pub mod rules {
             && query.resource_id.as_ref().is_none_or(|resource| record.resource_id.as_ref() == Some(resource))
     }
 
-    /// The order in which due records are taken (NOTIF-060).
+    /// The order in which due records are taken (NOTIF-060); sort with it stably, so that what came first goes first.
     pub fn due_order(a: &NotificationRecord, b: &NotificationRecord) -> Ordering {
-        (a.due_at(), a.updated_at, &a.id).cmp(&(b.due_at(), b.updated_at, &b.id))
+        (a.due_at(), a.updated_at).cmp(&(b.due_at(), b.updated_at))
     }
 
     /// There is no such record.

@@ -81,6 +81,12 @@ pub(super) async fn notif_110_records_are_stored_listed_and_updated(store: Share
     assert_eq!((domain.list(&of_ann).await?.records.len(), domain.count(&of_ann).await?), (3, 3), "NOTIF-111");
     let none = domain.list(&NotificationQuery { limit: 0, ..all.clone() }).await?;
     assert_eq!((none.records.len(), none.has_more), (0, false), "NOTIF-113");
+    let keys = [RecordKey { thread_id: "t1".into(), id: "none".into() }, first.key(), second.key()];
+    let pending =
+        RecordChange { if_status: Some(&["pending"]), summary_at: Some(Some(at(7))), ..RecordChange::at(at(6)) };
+    let changed = domain.update_all(&keys, pending).await?;
+    assert_eq!(names(&changed), ["n2"], "n1 is not pending, and the other not there");
+    assert_eq!(changed[0].summary_at, Some(at(7)));
     let unknown = domain.update(&RecordKey { thread_id: "t1".into(), id: "none".into() }, seen).await;
     assert!(matches!(unknown, Err(StorageError::NotFound { what: "notification", .. })), "{unknown:?}");
 

@@ -104,11 +104,25 @@ impl Notifications {
         Ok(CreatedRecord { record, how, claimed })
     }
 
+    fn update(&mut self, key: &RecordKey, change: &RecordChange) -> Result<Option<NotificationRecord>, StorageError> {
+        let holder = self.holder(key, change.now).map(str::to_owned);
+        let record = self.record(key).ok_or_else(|| rules::unknown(&key.id))?;
+        if !rules::holds(record, change, holder.as_deref()) {
+            return Ok(None);
+        }
+        rules::apply(record, change);
+        let record = record.clone();
+        if change.release && holder == change.if_claimed {
+            self.claims.remove(key);
+        }
+        Ok(Some(record))
+    }
+
     fn due(&self, query: &DueQuery) -> Vec<NotificationRecord> {
         let free = |record: &&NotificationRecord| self.holder(&record.key(), query.now).is_none();
         let mut due: Vec<&NotificationRecord> =
             self.all().filter(|record| rules::is_due(query, record)).filter(free).collect();
-        due.sort_unstable_by(|a, b| rules::due_order(a, b));
+        due.sort_by(|a, b| rules::due_order(a, b));
         due.into_iter().take(query.limit as usize).cloned().collect()
     }
 
@@ -147,18 +161,16 @@ impl NotificationStore for MemoryStorage {
     }
 
     async fn update(&self, key: &RecordKey, change: RecordChange) -> Result<Option<NotificationRecord>, StorageError> {
+        self.state.lock().notifications.update(key, &change)
+    }
+
+    async fn update_all(
+        &self,
+        keys: &[RecordKey],
+        change: RecordChange,
+    ) -> Result<Vec<NotificationRecord>, StorageError> {
         let notifications = &mut self.state.lock().notifications;
-        let holder = notifications.holder(key, change.now).map(str::to_owned);
-        let record = notifications.record(key).ok_or_else(|| rules::unknown(&key.id))?;
-        if !rules::holds(record, &change, holder.as_deref()) {
-            return Ok(None);
-        }
-        rules::apply(record, &change);
-        let record = record.clone();
-        if change.release && holder == change.if_claimed {
-            notifications.claims.remove(key);
-        }
-        Ok(Some(record))
+        Ok(keys.iter().filter_map(|key| notifications.update(key, &change).ok().flatten()).collect())
     }
 
     async fn update_status(
