@@ -202,7 +202,7 @@ impl Storage for Faulty {
         self.write("update_inbox").await?;
         self.inner.update_inbox(entry).await
     }
-    async fn commit(&self, commit: Commit) -> Result<(), StorageError> {
+    async fn commit(&self, commit: Commit) -> Result<Committed, StorageError> {
         self.write("commit").await?;
         self.inner.commit(commit).await
     }
@@ -227,9 +227,14 @@ impl Storage for Faulty {
         self.write("acquire_lease").await?;
         self.inner.acquire_lease(thread, claim).await
     }
-    async fn release_lease(&self, thread: &ThreadKey, owner: &str) -> Result<(), StorageError> {
+    async fn release_lease(
+        &self,
+        thread: &ThreadKey,
+        owner: &str,
+        last_event: Option<u64>,
+    ) -> Result<(), StorageError> {
         self.write("release_lease").await?;
-        self.inner.release_lease(thread, owner).await
+        self.inner.release_lease(thread, owner, last_event).await
     }
     async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError> {
         self.pass("last_event").await?;

@@ -8,4 +8,5 @@ mod leftovers;
 mod r#loop;
 mod notifications;
 mod runs;
+mod scorers;
 mod signals;
