@@ -537,8 +537,9 @@ fn take(
 /// Who holds the lease now, if its process may be alive (NOTIF-013).
 pub(super) fn lease_holder(connection: &Connection, watch: &Watch, thread: &ThreadKey) -> Answer<Option<String>> {
     let now = Timestamp::now();
-    let held = lease(connection, thread)?.filter(|lease| !lease.is_free_for("", now, |owner| watch.is_alive(owner)));
-    Ok(held.and_then(|lease| lease.owner))
+    let held =
+        lease(connection, thread)?.filter(|lease| !lease.state.is_free_for("", now, |owner| watch.is_alive(owner)));
+    Ok(held.and_then(|lease| lease.state.owner))
 }
 
 pub(super) fn release(connection: &Connection, thread: &ThreadKey, owner: &str, last_event: Option<u64>) -> Answer<()> {

@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use super::{Agent, AgentInner, AgentSource, Dynamic, Interrupt, ModelEntry, OnStepLimit, RequestContext};
 use crate::{
     error::Error, json::Object, memory::MemoryOptions, model::SharedModel, notification::DeliveryPolicy,
-    processor::InputProcessor, run::RunOptions, scorer::TaskCompletion, tool::Tool,
+    processor::InputProcessor, provider::SharedProvider, run::RunOptions, scorer::TaskCompletion, tool::Tool,
 };
 
 /// Builds an [`Agent`]. Only a model is required.
@@ -43,6 +43,7 @@ impl AgentBuilder {
                 interrupt: Interrupt::default(),
                 on_step_limit: OnStepLimit::default(),
                 notifications: None,
+                providers: Vec::new(),
                 source: AgentSource::default(),
                 metadata: None,
             },
@@ -162,6 +163,13 @@ impl AgentBuilder {
         self
     }
 
+    /// A provider that watches the outside for it: its processors come before the agent's own, its tools beside them
+    /// (PROV-002).
+    pub fn provider(mut self, provider: SharedProvider) -> Self {
+        self.inner.providers.push(provider);
+        self
+    }
+
     /// Where it comes from.
     pub fn source(mut self, source: AgentSource) -> Self {
         self.inner.source = source;
@@ -180,7 +188,15 @@ impl AgentBuilder {
     /// [`Error::Configuration`] without a model, with an empty id, with default options that no run may have, or with tools whose provider-safe names collide
     /// (LOOP-081).
     pub fn build(self) -> Result<Agent, Error> {
-        let inner = self.inner;
+        let mut inner = self.inner;
+        let mut processors = Vec::new();
+        for provider in &inner.providers {
+            for tool in provider.tools() {
+                inner.tools.entry(tool.id().to_owned()).or_insert(tool);
+            }
+            processors.extend(provider.input_processors());
+        }
+        inner.input_processors.splice(0..0, processors);
         if inner.id.trim().is_empty() {
             return Err(Error::configuration("an agent needs an id"));
         }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     json::Object, memory::MemoryOptions, model::SharedModel, notification::DeliveryPolicy,
-    processor::SharedInputProcessor, run::RunOptions, scorer::TaskCompletion, tool::Tool,
+    processor::SharedInputProcessor, provider::SharedProvider, run::RunOptions, scorer::TaskCompletion, tool::Tool,
 };
 
 /// A value, or a function of the request context, evaluated once per run (LOOP-005).
@@ -116,6 +116,7 @@ pub(crate) struct AgentInner {
     pub(crate) interrupt: Interrupt,
     pub(crate) on_step_limit: OnStepLimit,
     pub(crate) notifications: Option<Arc<DeliveryPolicy>>,
+    pub(crate) providers: Vec<SharedProvider>,
     pub(crate) source: AgentSource,
     pub(crate) metadata: Option<Object>,
 }

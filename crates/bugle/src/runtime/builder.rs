@@ -9,6 +9,7 @@ use crate::{
     agent::Agent,
     error::Error,
     notification::{self, NotificationOptions},
+    provider::{Providers, SharedProvider},
     storage::{MemoryStorage, SharedStorage},
     thread::Hub,
     time::{SharedClock, SystemClock},
@@ -23,6 +24,7 @@ pub struct BugleBuilder {
     clock: Option<SharedClock>,
     lease_ttl: Option<Duration>,
     notifications: NotificationOptions,
+    providers: Vec<(String, SharedProvider)>,
 }
 
 impl BugleBuilder {
@@ -67,6 +69,15 @@ impl BugleBuilder {
         self
     }
 
+    /// A provider that watches the outside for the agent with this id; see [`AgentBuilder::provider`] for one that brings
+    /// tools along.
+    ///
+    /// [`AgentBuilder::provider`]: crate::agent::AgentBuilder::provider
+    pub fn provider(mut self, agent_id: impl Into<String>, provider: SharedProvider) -> Self {
+        self.providers.push((agent_id.into(), provider));
+        self
+    }
+
     /// The runtime. Takes up what an earlier process left unfinished, here and every lease time (SIG-502).
     ///
     /// # Errors
@@ -82,7 +93,12 @@ impl BugleBuilder {
             tracing::warn!("no storage is configured: nothing survives a restart");
             Arc::new(MemoryStorage::new())
         });
+        if let Some((unknown, provider)) = self.providers.iter().find(|(agent, _)| !ids.contains(agent.as_str())) {
+            let message = format!("provider {} is for agent {unknown}, which is not there", provider.id());
+            return Err(Error::configuration(message));
+        }
         let inner = Arc::new(Inner {
+            providers: Providers::of(self.agents.values(), self.providers),
             agents: self.agents,
             storage,
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock)),
@@ -100,6 +116,7 @@ impl BugleBuilder {
         if bugle.inner.storage.is_durable() {
             sweep(&bugle);
         }
+        Providers::start(&bugle.inner);
         if bugle.inner.storage.notifications().is_some() && bugle.inner.notifications.is_dispatching() {
             let inner = &bugle.inner;
             let dispatcher =

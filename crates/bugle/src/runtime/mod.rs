@@ -28,6 +28,7 @@ use crate::{
     error::Error,
     id::{RunId, ThreadKey},
     notification,
+    provider::Providers,
     storage::SharedStorage,
     thread::{Hub, Letter},
     time::SharedClock,
@@ -65,6 +66,7 @@ pub(crate) struct Inner {
     pub(crate) hub: Hub,
     pub(crate) lease_ttl: Duration,
     pub(crate) notifications: Arc<notification::State>,
+    pub(crate) providers: Providers,
     draining: AtomicBool,
     /// Where the last look at the store for unfinished threads ended, if it did not see all.
     swept: Mutex<Option<ThreadKey>>,
