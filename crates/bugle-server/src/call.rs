@@ -41,6 +41,8 @@ pub(crate) struct Call {
     pub(crate) path: Vec<(Box<str>, String)>,
     pub(crate) query: Object,
     pub(crate) body: Object,
+    /// The body's bytes, on routes that ask for them.
+    pub(crate) raw: bytes::Bytes,
     pub(crate) headers: HeaderMap,
 }
 

@@ -240,6 +240,40 @@ pub(crate) static TOOL_APPROVAL: Shape = Shape::Fields(&[
     optional("requestContext", OBJECT),
 ]);
 
+/// `POST …/notifications` (NOTIF-121). Whether `resourceId` must be there depends on the caller too.
+pub(crate) static NOTIFICATION: Shape = Shape::Fields(&[
+    required("source", TEXT),
+    required("kind", TEXT),
+    required("summary", TEXT),
+    optional("resourceId", TEXT),
+    optional("threadId", TEXT),
+    optional("priority", &Shape::OneOf(&["low", "medium", "high", "urgent"])),
+    optional("payload", ANY),
+    optional("sourceId", TEXT),
+    optional("dedupeKey", TEXT),
+    optional("dedupeWindowMs", &Shape::Whole(0)),
+    optional("coalesceKey", TEXT),
+    optional("attributes", &ATTRIBUTES),
+    optional("metadata", OBJECT),
+    optional("ifActive", &IF_ACTIVE),
+    optional("ifIdle", &IF_IDLE),
+    optional("requestContext", OBJECT),
+]);
+/// `…/notifications/:notificationId/seen` and its like.
+pub(crate) static NOTIFICATION_MARK: Shape = Shape::Fields(&[required("threadId", TEXT), optional("resourceId", TEXT)]);
+/// `GET …/notifications`. `status` and `priority` are lists, comma-separated.
+pub(crate) const NOTIFICATIONS_QUERY: &[Field] = &[
+    optional("threadId", TEXT),
+    RESOURCE_ID,
+    optional("status", TEXT),
+    optional("priority", TEXT),
+    optional("source", TEXT),
+    optional("search", TEXT),
+    optional("limit", &Shape::Whole(0)),
+    optional("cursor", TEXT),
+    CONTEXT,
+];
+
 // Tools (HTTP §7).
 
 /// `execute`.

@@ -129,6 +129,9 @@ pub enum Error {
     /// The store refused or failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// NOTIF-010.
+    #[error("notifications_storage_missing: {0} does not store notifications; configure a store that does")]
+    NotificationsUnsupported(String),
     /// The run failed: what `generate` gives instead of an answer (LOOP-003).
     #[error("{}", .0.message)]
     Run(Box<ErrorInfo>),

@@ -6,7 +6,7 @@
 //! acknowledged, and answered exactly once.
 //!
 //! The rooms, from the ground up: [`id`], [`time`], [`error`] → [`message`], [`signal`], [`chunk`] → [`model`], [`tool`],
-//! [`storage`], [`pubsub`] → [`run`] → [`thread`] → [`memory`], [`processor`], [`scorer`], [`subagent`], [`notification`] → [`agent`] →
+//! [`storage`], [`pubsub`] → [`run`] → [`thread`] → [`memory`], [`processor`], [`scorer`], [`subagent`], [`notification`], [`provider`] → [`agent`] →
 //! [`runtime`]. What stands later may use what stands before.
 
 pub mod agent;
@@ -19,6 +19,7 @@ pub mod message;
 pub mod model;
 pub mod notification;
 pub mod processor;
+pub mod provider;
 pub mod pubsub;
 pub mod run;
 pub mod runtime;

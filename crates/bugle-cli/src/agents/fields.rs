@@ -409,7 +409,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-static INBOX: LazyLock<Tool> = LazyLock::new(bugle::notification::inbox_tool);
+static INBOX: LazyLock<Tool> = LazyLock::new(bugle::notification::notification_inbox_tool);
 
 fn is_id(id: &str) -> bool {
     id.len() <= 63

@@ -50,7 +50,7 @@ pub(crate) fn all(model: SharedModel) -> Result<Vec<Agent>, Error> {
         agent("guarded", "Guarded", "You are guarded.").memory(remembers()).input_processor(NoForbidden).build()?,
         agent("inbox", "Inbox", "You read your inbox.")
             .memory(remembers())
-            .tool(bugle::notification::inbox_tool())
+            .tool(bugle::notification::notification_inbox_tool())
             .tool(tools::notify())
             .build()?,
         // The load driver's.

@@ -93,6 +93,20 @@ fn target(call: &Call) -> Result<Target, Failure> {
     if !issues.is_empty() {
         return Err(Failure::invalid(Place::Body, issues));
     }
+    let (if_active, if_idle) = branches(call)?;
+    Ok(Target {
+        request_context: Some(call.request_context(None)),
+        thread,
+        run_id: run_id.map(Into::into),
+        if_active,
+        if_idle,
+        queue_owner_id: None,
+    })
+}
+
+/// What the input does while a run is active, and while none is.
+pub(super) fn branches(call: &Call) -> Result<(IfActive, IfIdle), Failure> {
+    let body = &call.body;
     let empty = Object::new();
     let active = object(body, "ifActive").unwrap_or(&empty);
     let idle = object(body, "ifIdle").unwrap_or(&empty);
@@ -104,21 +118,17 @@ fn target(call: &Call) -> Result<Target, Failure> {
         // Those of the run it waits behind, if there is one (SIG-252).
         None => None,
     };
-    Ok(Target {
-        request_context: Some(call.request_context(None)),
-        thread,
-        run_id: run_id.map(Into::into),
-        if_active: IfActive {
+    Ok((
+        IfActive {
             behavior: typed::<ActiveBehavior>(active, "behavior").unwrap_or_default(),
             attributes: attributes(active),
         },
-        if_idle: IfIdle {
+        IfIdle {
             behavior: typed::<IdleBehavior>(idle, "behavior").unwrap_or_default(),
             attributes: attributes(idle),
             options,
         },
-        queue_owner_id: None,
-    })
+    ))
 }
 
 /// The thread of a target that names a run: as the request says, else as the run says. A caller who is bound to a

@@ -17,6 +17,7 @@ mod network;
 mod notifications;
 mod open;
 mod parked;
+mod providers;
 mod schema;
 mod threads;
 mod worker;
@@ -34,8 +35,8 @@ use bugle::{
     message::{Resource, StoredMessage, Thread},
     storage::{
         Accept, Accepted, CloneThread, ClonedThread, Commit, Committed, InboxEnd, InboxEntry, Lease, LeaseClaim,
-        MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange,
-        RunChange, RunRecord, Storage, StorageError, ThreadQuery, ThreadUpdate, rules,
+        MessageQuery, NewThread, NotificationStore, Page, ParkedQuery, ParkedRun, ProviderSubscriptions,
+        ResourceChange, RunChange, RunRecord, Storage, StorageError, ThreadQuery, ThreadUpdate, rules,
     },
     time::Timestamp,
 };
@@ -327,17 +328,16 @@ impl Storage for LibSql {
         self.read(move |connection| inbox::last_event(connection, &thread)).await
     }
 
-    async fn create_notification(&self, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
-        let stored = record.clone();
-        self.write(move |connection| notifications::create(connection, &stored)).await?;
-        Ok(record)
+    async fn lease_holder(&self, thread: &ThreadKey) -> Result<Option<String>, StorageError> {
+        let (thread, watch) = (thread.clone(), self.inner.watch.clone());
+        self.read(move |connection| inbox::lease_holder(connection, &watch, &thread)).await
     }
 
-    async fn list_notifications(&self, query: NotificationQuery) -> Result<Vec<NotificationRecord>, StorageError> {
-        self.read(move |connection| notifications::list(connection, &query)).await
+    fn notifications(&self) -> Option<&dyn NotificationStore> {
+        Some(self)
     }
 
-    async fn update_notification(&self, record: NotificationRecord) -> Result<bool, StorageError> {
-        self.write(move |connection| notifications::update(connection, &record)).await
+    fn provider_subscriptions(&self) -> Option<&dyn ProviderSubscriptions> {
+        Some(self)
     }
 }

@@ -14,7 +14,7 @@ use bugle::{
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::Value as Sql};
 use serde_json::Value;
 
-use super::{codec, error::Answer, messages, parked};
+use super::{codec, error::Answer, messages, parked, providers};
 
 pub(super) fn get(connection: &Connection, id: &str) -> Answer<Option<Thread>> {
     let sql = format!("SELECT {} FROM mastra_threads WHERE id = ?1", *codec::THREAD_COLUMNS);
@@ -164,9 +164,11 @@ pub(super) fn delete(connection: &Connection, id: &str) -> Answer<bool> {
         ("mastra_background_tasks", "thread_id"),
         ("mastra_observational_memory", "\"threadId\""),
         ("bugle_runs", "thread"),
+        ("bugle_notification_claims", "thread"),
     ] {
         connection.prepare_cached(&format!("DELETE FROM {table} WHERE {column} = ?1"))?.execute([id])?;
     }
+    providers::delete_thread(connection, id)?;
     delete_schedules(connection, id)?;
     delete_snapshots(connection, id)?;
     Ok(connection.prepare_cached("DELETE FROM mastra_threads WHERE id = ?1")?.execute([id])? > 0)
@@ -264,6 +266,10 @@ pub(super) fn transfer(connection: &Connection, id: &str, resource: &str) -> Ans
     connection
         .prepare_cached(r#"UPDATE mastra_messages SET "resourceId" = ?2 WHERE thread_id = ?1"#)?
         .execute([id, resource])?;
+    connection
+        .prepare_cached(r#"UPDATE mastra_notifications SET "resourceId" = ?2 WHERE "threadId" = ?1"#)?
+        .execute([id, resource])?;
+    providers::transfer(connection, id, resource)?;
     Ok(thread)
 }
 

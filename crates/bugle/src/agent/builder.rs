@@ -10,7 +10,9 @@ use crate::{
     json::Object,
     memory::MemoryOptions,
     model::SharedModel,
+    notification::DeliveryPolicy,
     processor::InputProcessor,
+    provider::SharedProvider,
     run::RunOptions,
     scorer::TaskCompletion,
     subagent::{SubAgent, SubAgents},
@@ -50,6 +52,8 @@ impl AgentBuilder {
                 task_completion: None,
                 interrupt: Interrupt::default(),
                 on_step_limit: OnStepLimit::default(),
+                notifications: None,
+                providers: Vec::new(),
                 source: AgentSource::default(),
                 metadata: None,
             },
@@ -181,6 +185,19 @@ impl AgentBuilder {
         self
     }
 
+    /// What is done with notifications that come in (NOTIF-041). Default: the built-in table of NOTIF-040.
+    pub fn notifications(mut self, policy: DeliveryPolicy) -> Self {
+        self.inner.notifications = Some(Arc::new(policy));
+        self
+    }
+
+    /// A provider that watches the outside for it: its processors come before the agent's own, its tools beside them
+    /// (PROV-002).
+    pub fn provider(mut self, provider: SharedProvider) -> Self {
+        self.inner.providers.push(provider);
+        self
+    }
+
     /// Where it comes from.
     pub fn source(mut self, source: AgentSource) -> Self {
         self.inner.source = source;
@@ -199,7 +216,15 @@ impl AgentBuilder {
     /// [`Error::Configuration`] without a model, with an empty id, with default options that no run may have, or with tools whose provider-safe names collide
     /// (LOOP-081).
     pub fn build(self) -> Result<Agent, Error> {
-        let inner = self.inner;
+        let mut inner = self.inner;
+        let mut processors = Vec::new();
+        for provider in &inner.providers {
+            for tool in provider.tools() {
+                inner.tools.entry(tool.id().to_owned()).or_insert(tool);
+            }
+            processors.extend(provider.input_processors());
+        }
+        inner.input_processors.splice(0..0, processors);
         if inner.id.trim().is_empty() {
             return Err(Error::configuration("an agent needs an id"));
         }

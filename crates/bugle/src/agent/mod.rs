@@ -12,8 +12,16 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    json::Object, memory::MemoryOptions, model::SharedModel, processor::SharedInputProcessor, run::RunOptions,
-    scorer::TaskCompletion, subagent::SubAgents, tool::Tool,
+    json::Object,
+    memory::MemoryOptions,
+    model::SharedModel,
+    notification::DeliveryPolicy,
+    processor::SharedInputProcessor,
+    provider::SharedProvider,
+    run::RunOptions,
+    scorer::TaskCompletion,
+    subagent::SubAgents,
+    tool::Tool,
 };
 
 /// A value, or a function of the request context, evaluated once per run (LOOP-005).
@@ -119,6 +127,8 @@ pub(crate) struct AgentInner {
     pub(crate) task_completion: Option<TaskCompletion>,
     pub(crate) interrupt: Interrupt,
     pub(crate) on_step_limit: OnStepLimit,
+    pub(crate) notifications: Option<Arc<DeliveryPolicy>>,
+    pub(crate) providers: Vec<SharedProvider>,
     pub(crate) source: AgentSource,
     pub(crate) metadata: Option<Object>,
 }

@@ -8,6 +8,8 @@ use super::{Bugle, Inner};
 use crate::{
     agent::Agent,
     error::Error,
+    notification::{self, NotificationOptions},
+    provider::{Providers, SharedProvider},
     storage::{MemoryStorage, SharedStorage},
     thread::Hub,
     time::{SharedClock, SystemClock},
@@ -21,6 +23,8 @@ pub struct BugleBuilder {
     storage: Option<SharedStorage>,
     clock: Option<SharedClock>,
     lease_ttl: Option<Duration>,
+    notifications: NotificationOptions,
+    providers: Vec<(String, SharedProvider)>,
 }
 
 impl BugleBuilder {
@@ -59,6 +63,21 @@ impl BugleBuilder {
         self
     }
 
+    /// How notifications are delivered (NOTIF-070).
+    pub fn notifications(mut self, options: NotificationOptions) -> Self {
+        self.notifications = options;
+        self
+    }
+
+    /// A provider that watches the outside for the agent with this id; see [`AgentBuilder::provider`] for one that brings
+    /// tools along.
+    ///
+    /// [`AgentBuilder::provider`]: crate::agent::AgentBuilder::provider
+    pub fn provider(mut self, agent_id: impl Into<String>, provider: SharedProvider) -> Self {
+        self.providers.push((agent_id.into(), provider));
+        self
+    }
+
     /// The runtime. Takes up what an earlier process left unfinished, here and every lease time (SIG-502).
     ///
     /// # Errors
@@ -74,12 +93,18 @@ impl BugleBuilder {
             tracing::warn!("no storage is configured: nothing survives a restart");
             Arc::new(MemoryStorage::new())
         });
+        if let Some((unknown, provider)) = self.providers.iter().find(|(agent, _)| !ids.contains(agent.as_str())) {
+            let message = format!("provider {} is for agent {unknown}, which is not there", provider.id());
+            return Err(Error::configuration(message));
+        }
         let inner = Arc::new(Inner {
+            providers: Providers::of(self.agents.values(), self.providers),
             agents: self.agents,
             storage,
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock)),
             hub: Hub::default(),
             lease_ttl: self.lease_ttl.unwrap_or(Duration::from_secs(15)).max(Duration::from_millis(30)),
+            notifications: notification::State::new(self.notifications),
             draining: std::sync::atomic::AtomicBool::new(false),
             swept: parking_lot::Mutex::default(),
         });
@@ -90,6 +115,13 @@ impl BugleBuilder {
         }
         if bugle.inner.storage.is_durable() {
             sweep(&bugle);
+        }
+        Providers::start(&bugle.inner);
+        if bugle.inner.storage.notifications().is_some() && bugle.inner.notifications.is_dispatching() {
+            let inner = &bugle.inner;
+            let dispatcher =
+                notification::dispatcher(Arc::downgrade(inner), inner.notifications.clone(), inner.hub.stop.clone());
+            inner.hub.tasks.spawn(dispatcher);
         }
         Ok(bugle)
     }

@@ -27,6 +27,8 @@ use crate::{
     agent::Agent,
     error::Error,
     id::{RunId, ThreadKey},
+    notification,
+    provider::Providers,
     storage::SharedStorage,
     thread::{Hub, Letter},
     time::SharedClock,
@@ -63,6 +65,8 @@ pub(crate) struct Inner {
     pub(crate) clock: SharedClock,
     pub(crate) hub: Hub,
     pub(crate) lease_ttl: Duration,
+    pub(crate) notifications: Arc<notification::State>,
+    pub(crate) providers: Providers,
     draining: AtomicBool,
     /// Where the last look at the store for unfinished threads ended, if it did not see all.
     swept: Mutex<Option<ThreadKey>>,
@@ -77,6 +81,12 @@ impl fmt::Debug for Inner {
 impl fmt::Debug for Bugle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bugle").field("storage", &self.inner.storage).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.notifications.close();
     }
 }
 

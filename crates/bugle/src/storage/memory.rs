@@ -2,6 +2,7 @@
 
 mod inbox;
 mod messages;
+mod notifications;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -14,7 +15,7 @@ use parking_lot::Mutex;
 
 use super::{
     Accept, Accepted, CloneThread, ClonedThread, Commit, Committed, Direction, InboxEnd, InboxEntry, Lease, LeaseClaim,
-    MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange,
+    MessageQuery, NewThread, NotificationStore, Page, ParkedQuery, ParkedRun, ProviderSubscriptions, ResourceChange,
     RunRecord, Storage, StorageError, ThreadOrder, ThreadQuery, ThreadUpdate,
     rules::{self, LeaseState},
 };
@@ -72,7 +73,7 @@ struct State {
     parked: BTreeMap<RunId, ParkedRun>,
     leases: HashMap<ThreadKey, LeaseState>,
     last_events: HashMap<ThreadKey, (u64, u64)>,
-    notifications: HashMap<String, Vec<NotificationRecord>>,
+    notifications: notifications::Notifications,
 }
 
 /// Where an entry waits, and what it said when it was accepted; it may have been edited since (ruling 23).
@@ -97,7 +98,7 @@ impl State {
         for (_, message) in self.order.remove(id).unwrap_or_default() {
             self.messages.remove(&message);
         }
-        self.notifications.remove(id);
+        self.notifications.delete_thread(id);
         self.runs.retain(|_, run| *run.thread.thread_id != *id);
         self.parked.retain(|_, run| run.thread.as_ref().is_none_or(|thread| *thread.thread_id != *id));
         self.waiting.retain(|thread, _| *thread.thread_id != *id);
@@ -129,26 +130,6 @@ impl State {
         let size = query.per_page.map_or(usize::MAX, |size| size as usize);
         let items = found.into_iter().skip(first).take(size).cloned().collect();
         Page { items, total, page: query.page, per_page: query.per_page, has_more }
-    }
-
-    fn list_notifications(&self, query: &NotificationQuery) -> Vec<NotificationRecord> {
-        let mut found: Vec<NotificationRecord> = self
-            .notifications
-            .get(&*query.thread.thread_id)
-            .into_iter()
-            .flatten()
-            .filter(|record| {
-                (query.thread.resource_id.is_none()
-                    || record.resource_id.as_deref() == query.thread.resource_id.as_deref())
-                    && (query.statuses.is_empty() || query.statuses.contains(&record.status))
-                    && query.priority.as_ref().is_none_or(|priority| *priority == record.priority)
-                    && query.source.as_ref().is_none_or(|source| *source == record.source)
-            })
-            .cloned()
-            .collect();
-        found.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
-        found.truncate(query.limit as usize);
-        found
     }
 }
 
@@ -226,6 +207,7 @@ impl Storage for MemoryStorage {
         resource_id.clone_into(&mut thread.resource_id);
         thread.updated_at = self.clock.now().max(thread.updated_at);
         let thread = thread.clone();
+        state.notifications.transfer(id, resource_id);
         for (_, message) in state.order.get(id).into_iter().flatten() {
             if let Some(message) = state.messages.get_mut(message) {
                 message.resource_id = Some(resource_id.to_owned());
@@ -373,28 +355,17 @@ impl Storage for MemoryStorage {
         Ok(self.state.lock().last_events.get(thread).copied())
     }
 
-    async fn create_notification(&self, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
-        let state = &mut *self.state.lock();
-        let records = state.notifications.entry(record.thread_id.clone()).or_default();
-        if records.iter().any(|existing| existing.id == record.id) {
-            return Err(StorageError::Exists { what: "notification", id: record.id });
-        }
-        records.push(record.clone());
-        Ok(record)
+    async fn lease_holder(&self, thread: &ThreadKey) -> Result<Option<String>, StorageError> {
+        let (state, now) = (self.state.lock(), self.clock.now());
+        let lease = state.leases.get(thread).filter(|lease| lease.expires_at > now);
+        Ok(lease.and_then(|lease| lease.owner.clone()))
     }
 
-    async fn list_notifications(&self, query: NotificationQuery) -> Result<Vec<NotificationRecord>, StorageError> {
-        Ok(self.state.lock().list_notifications(&query))
+    fn notifications(&self) -> Option<&dyn NotificationStore> {
+        Some(self)
     }
 
-    async fn update_notification(&self, record: NotificationRecord) -> Result<bool, StorageError> {
-        let state = &mut *self.state.lock();
-        let records = state.notifications.get_mut(&record.thread_id);
-        let Some(existing) = records.and_then(|records| records.iter_mut().find(|existing| existing.id == record.id))
-        else {
-            return Ok(false);
-        };
-        *existing = record;
-        Ok(true)
+    fn provider_subscriptions(&self) -> Option<&dyn ProviderSubscriptions> {
+        Some(self)
     }
 }

@@ -8,13 +8,21 @@
 pub mod contract;
 mod inbox;
 mod memory;
+pub mod notifications;
 mod parked;
+mod providers;
 mod query;
 pub mod rules;
 
 pub use inbox::*;
 pub use memory::MemoryStorage;
+pub use notifications::{
+    ClaimedRecord, CreatedHow, CreatedRecord, DueQuery, NOTIFICATION_PRIORITIES, NOTIFICATION_STATUSES, NewRecord,
+    NotificationCursor, NotificationPage, NotificationQuery, NotificationRecord, NotificationStore, RecordChange,
+    RecordClaim, RecordKey,
+};
 pub use parked::*;
+pub use providers::*;
 pub use query::*;
 
 use std::{fmt, sync::Arc};
@@ -189,24 +197,20 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// (HTTP-243, ruling 39).
     async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError>;
 
-    // Notifications (NOTIF §2). Stores without the domain say so.
-
-    /// Stores a new notification record.
-    async fn create_notification(&self, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
-        let _ = record;
-        Err(StorageError::Unsupported { domain: "notifications", store: self.describe() })
+    /// Who holds the thread's lease now, if anybody who lives does (NOTIF-013).
+    async fn lease_holder(&self, thread: &ThreadKey) -> Result<Option<String>, StorageError> {
+        let _ = thread;
+        Ok(None)
     }
 
-    /// The notification records of a thread, newest first.
-    async fn list_notifications(&self, query: NotificationQuery) -> Result<Vec<NotificationRecord>, StorageError> {
-        let _ = query;
-        Err(StorageError::Unsupported { domain: "notifications", store: self.describe() })
+    /// The notifications domain, if the store has it (NOTIF-010, STO-004).
+    fn notifications(&self) -> Option<&dyn NotificationStore> {
+        None
     }
 
-    /// Rewrites a notification record, found by thread and id. `false` if it is gone.
-    async fn update_notification(&self, record: NotificationRecord) -> Result<bool, StorageError> {
-        let _ = record;
-        Err(StorageError::Unsupported { domain: "notifications", store: self.describe() })
+    /// The subscriptions of signal providers, if the store keeps them (PROV-014).
+    fn provider_subscriptions(&self) -> Option<&dyn ProviderSubscriptions> {
+        None
     }
 }
 

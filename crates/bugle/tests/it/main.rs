@@ -6,6 +6,7 @@ mod support;
 
 mod leftovers;
 mod r#loop;
+mod notifications;
 mod runs;
 mod scorers;
 mod signals;

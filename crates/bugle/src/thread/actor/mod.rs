@@ -244,6 +244,7 @@ impl Actor {
         let queue_count = self.machine.queue_count();
         let queue_groups = self.machine.queue_groups();
         let owned = self.epoch > 0;
+        let becomes_idle = active_run.is_none() && self.view.borrow().active_run.is_some();
         self.view.send_if_modified(|view| {
             let changed = view.active_run.as_ref() != active_run
                 || view.queue_count != queue_count
@@ -254,6 +255,9 @@ impl Actor {
             }
             changed
         });
+        if becomes_idle {
+            self.inner.notifications.thread_is_idle(&self.key);
+        }
     }
 
     fn perform(&mut self, effect: ThreadEffect) {
