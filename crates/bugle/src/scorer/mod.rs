@@ -6,12 +6,15 @@
 
 mod completion;
 mod judge;
+mod live;
 mod pipeline;
 mod record;
 mod rubric;
 
 pub use completion::{CompletionResult, OnComplete, ScorerResult, Strategy, TaskCompletion, When};
 pub use judge::{Judge, JudgeStep};
+pub(crate) use live::Ended;
+pub use live::{LiveScore, LiveScorer, Sampling};
 pub use pipeline::{PipelineBuilder, PipelineScorer, StepContext};
 pub use record::{FailedRun, JudgeExecution, JudgeRecord, NotScorable, ScorerRun, Step};
 pub use rubric::{Criteria, Criterion, Rubric, rubric_scorer};

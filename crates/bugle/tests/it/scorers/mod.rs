@@ -1,6 +1,7 @@
 //! Scorers, task completion and rubrics on the scripted model (SCO).
 
 mod completion;
+mod live;
 mod pipeline;
 mod rubric;
 mod verdicts;
