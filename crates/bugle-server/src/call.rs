@@ -76,7 +76,7 @@ impl Call {
 
     /// The thread that `fields` name with `threadId` and `resourceId` (SIG-361: the resource may be missing).
     pub(crate) fn thread(&self, fields: &Object) -> Option<ThreadKey> {
-        let thread = text(fields, "threadId")?;
+        let thread = text(fields, "threadId").filter(|id| !id.trim().is_empty())?;
         Some(match self.resource(text(fields, "resourceId")) {
             Some(resource) => ThreadKey::new(resource, thread),
             None => ThreadKey::unowned(thread),

@@ -1,13 +1,14 @@
 //! Input of a thread: messages, signals, and what waits (HTTP §6).
 
 use bugle::{
-    RunOptions, SignalInput, ThreadKey,
+    Error, RunOptions, SignalInput, ThreadKey,
     json::{Object, Value, json},
     runtime::{
         Action, ActiveBehavior, CancelSelector, EditInput, IdleBehavior, IfActive, IfIdle, Message, Outcome, PromoteTo,
         Sent, Target,
     },
     signal::{Attributes, Contents},
+    storage::StorageError,
     time::Timestamp,
 };
 use serde::de::DeserializeOwned;
@@ -87,7 +88,7 @@ fn target(call: &Call) -> Result<Target, Failure> {
     if run_id.is_none() && call.resource(text(body, "resourceId")).is_none() {
         issues.push(Issue::new("resourceId", "Invalid input: expected string, received undefined"));
     }
-    if run_id.is_none() && text(body, "threadId").is_none_or(str::is_empty) {
+    if run_id.is_none() && text(body, "threadId").is_none_or(|id| id.trim().is_empty()) {
         issues.push(Issue::new("threadId", "Invalid input: expected string, received undefined"));
     }
     if !issues.is_empty() {
@@ -132,11 +133,11 @@ pub(super) fn branches(call: &Call) -> Result<(IfActive, IfIdle), Failure> {
 }
 
 /// The thread of a target that names a run: as the request says, else as the run says. A caller who is bound to a
-/// resource reaches only runs on threads of its own.
+/// resource, or names one, reaches only runs on threads of its own.
 fn run_thread(call: &Call, run_id: &str) -> Result<Option<ThreadKey>, Failure> {
-    if let Some(resource) = &call.caller.resource
+    if let Some(resource) = call.resource(text(&call.body, "resourceId"))
         && let Some(thread) = call.bugle().thread_of_run(&run_id.into())
-        && thread.resource_id.as_ref().is_some_and(|owner| owner != resource)
+        && thread.resource_id.as_deref().is_some_and(|owner| owner != resource)
     {
         return Err(Failure::foreign_thread());
     }
@@ -219,7 +220,11 @@ async fn tool_approval(call: Call) -> Answer {
 async fn pending(call: Call) -> Answer {
     let agent = call.agent()?;
     let thread = call.readable_thread(&call.query).await?;
-    Ok(answer(json!({"pending": agent.pending_input(&thread).await?})))
+    match agent.pending_input(&thread).await {
+        // Asked for without its resource, it is as good as none (ruling 20).
+        Err(Error::Storage(StorageError::ThreadOwnership { .. })) => Err(Failure::unknown_thread()),
+        pending => Ok(answer(json!({"pending": pending?}))),
+    }
 }
 
 /// HTTP-091.

@@ -108,6 +108,11 @@ impl Transcript {
         self.messages.iter().map(|message| message.created_at).max()
     }
 
+    /// The newest time it has given to a message: they grow, so that it is one of the last.
+    pub(crate) fn newest_placed(&self) -> Option<Timestamp> {
+        self.messages.iter().rev().take(4).map(|message| message.created_at).max()
+    }
+
     /// Adds context that is never stored.
     pub(crate) fn add_context(&mut self, message: StoredMessage) {
         self.push(message, Mark { origin: Origin::Context, ephemeral: true, dirty: false });

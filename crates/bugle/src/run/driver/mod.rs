@@ -338,8 +338,14 @@ impl Driver {
     }
 
     async fn feed(&mut self, event: RunEvent, events: &mut VecDeque<RunEvent>) -> Flow {
-        let now = self.link.as_ref().map_or_else(|| self.inner.clock.now(), |link| link.now(&self.inner.clock));
-        let effects = self.machine.apply(event, now);
+        let machine = &mut self.machine;
+        let effects = match &self.link {
+            Some(link) => link.placing(&self.inner.clock, |now| {
+                let effects = machine.apply(event, now);
+                (effects, machine.transcript().newest_placed())
+            }),
+            None => machine.apply(event, self.inner.clock.now()),
+        };
         for effect in effects {
             match effect {
                 RunEffect::Drain => match self.drain().await {

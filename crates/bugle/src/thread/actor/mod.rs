@@ -12,13 +12,14 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicI64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 pub(crate) use letter::{DirectRequest, Leftover, Letter, SendLetter};
 pub(crate) use link::ThreadLink;
+use parking_lot::Mutex;
 use persist::PersistWrite;
 pub(super) use reply::Reply;
 use reply::{Waiting, same_refusal};
@@ -40,6 +41,7 @@ use crate::{
     run::RunOptions,
     runtime::{Inner, Promoted},
     storage::InboxEnd,
+    time::Timestamp,
 };
 
 /// An idle thread keeps its log this long, for those who reconnect; without subscribers, its actor too.
@@ -83,7 +85,7 @@ struct Actor {
     claimed_again: bool,
     /// The lease was lost: once it is ours again, the journal is read anew.
     resync: bool,
-    placed: Arc<AtomicI64>,
+    placed: Arc<Mutex<Timestamp>>,
     retry_at: Option<Instant>,
     /// Runs whose records are still to be ended; until then the thread is not idle, and nobody revives them.
     unended: Vec<EndedRun>,
