@@ -5,6 +5,7 @@
 mod auth;
 mod bad_input;
 mod bad_providers;
+mod golden;
 mod memory;
 mod messages;
 mod provider;
@@ -13,3 +14,4 @@ mod runs;
 mod serving;
 mod streams;
 mod support;
+mod suspended;

@@ -3,7 +3,8 @@
 //! 1. **Ids** (`00000000-0000-4000-8000-…`, `call_…`) stand for one id each: the first that is met in its place, the same
 //!    everywhere else, and no other's. They may be part of a longer text.
 //! 2. **Times** (`1767225600000`, `2026-01-01T00:00:00.000Z`) and `duration` stand for any.
-//! 3. **`<…>`** (`<elided>`, `<model request>`, `<server stack trace>`) stands for anything, or nothing.
+//! 3. **`<…>`** (`<elided>`, `<model request>`, `<server stack trace>`) stands for anything, or nothing. A member `<cut>`
+//!    says that the capture ends there: the object may go on.
 //! 4. Object members come in any order. Members that the reference has and Bugle leaves out, and the reverse, are named
 //!    in [`LEFT_OUT`] and [`ADDED`], each with the requirement that says so.
 //! 5. **Model requests** are shown nowhere: `request` is `{}` (HTTP-029).
@@ -20,10 +21,13 @@ use bugle::{
     time::Timestamp,
 };
 
-/// Members of the reference that Bugle does not send: where (the last part of the path; empty = anywhere), name.
+/// Members of the reference that Bugle does not send: where (the name of the object or of the chunk; empty = anywhere),
+/// name.
 const LEFT_OUT: &[(&str, &str)] = &[
     // The reference repeats the chunk's type inside (HTTP §16).
     ("payload", "type"),
+    // Said by the `step-finish` before it; `finish` repeats nothing of steps (HTTP-068).
+    ("finish", "isTaskCompleteCheckFailed"),
     // A mark of its own (HTTP-079).
     ("signal", "__isCreatedSignal"),
 ];
@@ -40,6 +44,7 @@ pub(crate) struct Rules {
     ids: HashMap<String, String>,
 }
 
+const CUT: &str = "<cut>";
 const UUID: &str = "00000000-0000-4000-8000-";
 const UUID_LEN: usize = 36;
 
@@ -120,18 +125,22 @@ impl Rules {
     }
 
     fn compare_objects(&mut self, path: &str, expected: &Object, actual: &Object, found: &mut Vec<String>) {
-        let place = path.rsplit('/').next().unwrap_or_default();
+        let mut places = path.rsplit('/').map(|place| place.rsplit(':').next().unwrap_or_default());
+        let (place, around) = (places.next().unwrap_or_default(), places.next().unwrap_or_default());
         let is_in = |list: &[(&str, &str)], name: &str| {
-            list.iter().any(|(of, member)| *member == name && (of.is_empty() || *of == place))
+            let is_here = |of: &str| of.is_empty() || of == place || (place == "payload" && of == around);
+            list.iter().any(|(of, member)| *member == name && is_here(of))
         };
-        for (name, value) in expected {
+        for (name, value) in expected.iter().filter(|(name, _)| *name != CUT) {
             match actual.get(name) {
                 Some(actual) => self.compare(&format!("{path}/{name}"), value, actual, found),
                 None if is_elided(value) || is_in(LEFT_OUT, name) => {}
                 None => found.push(format!("{path}/{name}: missing; {value}")),
             }
         }
-        for (name, value) in actual.iter().filter(|(name, _)| !expected.contains_key(*name) && !is_in(ADDED, name)) {
+        let is_cut = expected.contains_key(CUT);
+        let others = actual.iter().filter(|(name, _)| !is_cut && !expected.contains_key(*name) && !is_in(ADDED, name));
+        for (name, value) in others {
             found.push(format!("{path}/{name}: not in the capture; {value}"));
         }
     }
