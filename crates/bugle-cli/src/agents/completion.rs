@@ -135,7 +135,7 @@ impl Reader<'_> {
                             judge = Some(Judge::of_model(resolved.entry.model));
                         }
                         Some(Err(message)) => {
-                            self.at(value.line, value.column, format!("isTaskComplete.scorers.model: {message}"))
+                            self.at(value.line, value.column, format!("isTaskComplete.scorers.model: {message}"));
                         }
                         None => self.wrong(field, "isTaskComplete.scorers.model: must be a name"),
                     },

@@ -264,7 +264,10 @@ mod tests {
     use super::*;
 
     fn hex(hash: [u8; 32]) -> String {
-        hash.iter().map(|byte| format!("{byte:02x}")).collect()
+        hash.chunks_exact(4).fold(String::new(), |text, four| {
+            let word = four.iter().fold(0_u32, |word, byte| word << 8 | u32::from(*byte));
+            text + &format!("{word:08x}")
+        })
     }
 
     #[test]

@@ -79,7 +79,8 @@ pub trait Scorer: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScorerInput {
-    /// The run.
+    /// The run; made up if it is not said.
+    #[serde(default = "RunId::random")]
     pub run_id: RunId,
     /// What the run was given. In a completion check the object of SCO-033: `originalTask`, `messages`, `iteration`,
     /// `maxIterations` and more; of a live run `inputMessages`, `rememberedMessages`, `systemMessages`.

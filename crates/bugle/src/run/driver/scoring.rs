@@ -13,7 +13,7 @@ impl Driver {
     /// The check of the step that has ended.
     pub(super) fn check(&self, step: StepToScore) -> Check {
         let (agent, run_id) = (&self.prepared.agent, &self.shared.run_id);
-        let thread = self.link.as_ref().map(|link| &link.key);
+        let thread = self.prepared.thread();
         let max_steps = Some(self.prepared.max_steps()).filter(|steps| *steps != u32::MAX);
         let mut custom = Object::new();
         custom.insert("toolCalls".to_owned(), step.tool_calls.into());
@@ -62,7 +62,7 @@ impl Driver {
         let ended = Ended {
             agent_id: self.prepared.agent.id().to_owned(),
             agent_name: self.prepared.agent.name().to_owned(),
-            thread: self.link.as_ref().map(|link| link.key.clone()),
+            thread: self.prepared.thread().cloned(),
             input: ScorerInput {
                 run_id: result.run_id.clone(),
                 input: json!({

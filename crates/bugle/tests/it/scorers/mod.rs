@@ -4,6 +4,7 @@ mod completion;
 mod live;
 mod pipeline;
 mod rubric;
+mod subagents;
 mod verdicts;
 
 use std::sync::Arc;
