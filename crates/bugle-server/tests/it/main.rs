@@ -7,6 +7,7 @@ mod bad_input;
 mod bad_providers;
 mod memory;
 mod messages;
+mod notifications;
 mod provider;
 mod reports;
 mod runs;

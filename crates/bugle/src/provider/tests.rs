@@ -409,7 +409,7 @@ async fn prov_002_a_tool_of_the_agent_wins_over_the_providers() {
         .provider(Arc::new(github()))
         .build()
         .unwrap();
-    assert_eq!(agent.tools()["subscribe_github"].description(), "own");
+    assert_eq!(agent.tools()["subscribe_github"].description(), Some("own"));
     assert!(agent.tools().contains_key("unsubscribe_github"));
     let unknown = Bugle::builder().agent(agent).provider("none", Arc::new(github())).build().await;
     assert!(unknown.is_err());
