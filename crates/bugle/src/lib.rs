@@ -6,7 +6,8 @@
 //! acknowledged, and answered exactly once.
 //!
 //! The rooms, from the ground up: [`id`], [`time`], [`error`] → [`message`], [`signal`], [`chunk`] → [`model`], [`tool`],
-//! [`storage`], [`pubsub`] → [`run`] → [`thread`] → [`memory`], [`processor`], [`scorer`], [`notification`], [`provider`] → [`agent`] →
+//! [`storage`], [`pubsub`] → [`run`] → [`thread`] → [`memory`], [`processor`], [`scorer`], [`subagent`], [`notification`],
+//! [`provider`] → [`agent`] →
 //! [`runtime`]. What stands later may use what stands before.
 
 pub mod agent;
@@ -28,6 +29,7 @@ pub mod signal;
 #[cfg(test)]
 mod simulation;
 pub mod storage;
+pub mod subagent;
 pub mod thread;
 pub mod time;
 pub mod tool;

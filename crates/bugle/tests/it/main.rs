@@ -10,3 +10,4 @@ mod notifications;
 mod runs;
 mod scorers;
 mod signals;
+mod subagents;
