@@ -6,7 +6,8 @@
 //! acknowledged, and answered exactly once.
 //!
 //! The rooms, from the ground up: [`id`], [`time`], [`error`] → [`message`], [`signal`], [`chunk`] → [`model`], [`tool`],
-//! [`storage`], [`pubsub`] → [`run`] → [`thread`] → [`memory`], [`processor`], [`scorer`], [`subagent`], [`notification`], [`provider`] → [`agent`] →
+//! [`storage`], [`pubsub`] → [`run`] → [`thread`] → [`memory`], [`processor`], [`scorer`], [`subagent`], [`notification`],
+//! [`provider`] → [`agent`] →
 //! [`runtime`]. What stands later may use what stands before.
 
 pub mod agent;

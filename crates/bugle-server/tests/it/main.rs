@@ -8,6 +8,7 @@ mod bad_providers;
 mod golden;
 mod memory;
 mod messages;
+mod notifications;
 mod provider;
 mod reports;
 mod runs;

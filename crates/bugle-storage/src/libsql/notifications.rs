@@ -338,7 +338,7 @@ fn due(connection: &Connection, query: &DueQuery) -> Answer<Vec<NotificationReco
     };
     let condition = format!("WHERE rowid IN ({} UNION {})", of("deliverAt"), of("summaryAt"));
     let mut due = select(connection, &condition, &params)?;
-    due.sort_by(|a, b| (a.due_at(), a.updated_at).cmp(&(b.due_at(), b.updated_at)));
+    due.sort_by(rules::due_order);
     due.truncate(query.limit as usize);
     Ok(due)
 }

@@ -16,6 +16,8 @@ use crate::{
 /// The reason that a record has until its decision is written: if that never happens, it is decided anew (NOTIF-023).
 pub(super) const SAFETY_NET: &str = "safety-net";
 pub(super) const RETRY_FIRST: Duration = Duration::from_secs(30);
+/// Another process has the thread, as a rule for the time of a run.
+const RETRY_OWNED: Duration = Duration::from_secs(2);
 const RETRY_LAST: Duration = Duration::from_secs(3600);
 
 /// A record under a claim of ours.
@@ -252,7 +254,8 @@ pub(super) fn failure(
         change.summary_at = Some(None);
         return change;
     }
-    let next = Some(Some(now.plus(backoff(attempts.max(1)))));
+    let wait = if matches!(error, Error::OwnedElsewhere { .. }) { RETRY_OWNED } else { backoff(attempts.max(1)) };
+    let next = Some(Some(now.plus(wait)));
     if of_summary {
         change.summary_at = next;
     } else {

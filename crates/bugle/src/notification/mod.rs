@@ -14,6 +14,7 @@ mod ingest;
 mod policy;
 mod render;
 mod state;
+mod wake;
 
 pub use dispatch::DispatchReport;
 pub(crate) use dispatch::run as dispatcher;
@@ -21,6 +22,7 @@ pub use inbox::{InboxToolOptions, notification_inbox_tool, notification_inbox_to
 pub use policy::{DecideContext, Decision, DeliveryAction, DeliveryPolicy};
 pub use state::NotificationOptions;
 pub(crate) use state::State;
+pub(crate) use wake::run as wake_others;
 
 use std::{sync::Arc, time::Duration};
 
@@ -39,6 +41,11 @@ use crate::{
     },
     time::Timestamp,
 };
+
+/// The guide's example is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../docs/notifications.md")]
+struct Guide;
 
 /// An outside event for a thread. Build one with [`NewNotification::new`] and set what else is known.
 #[derive(Debug, Clone)]
@@ -330,5 +337,7 @@ impl Courier for Bugle {
     }
 }
 
+#[cfg(test)]
+mod crowd;
 #[cfg(test)]
 mod tests;

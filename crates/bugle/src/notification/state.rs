@@ -68,6 +68,8 @@ pub(crate) struct State {
     pub(super) due: Notify,
     /// Something can be done at once.
     pub(super) now: Notify,
+    /// Other processes are to hear of it.
+    pub(super) announce: Notify,
     closed: AtomicBool,
     waiting: Mutex<Waiting>,
     summaries: Mutex<HashMap<(String, ThreadKey), Arc<SummarySlot>>>,
@@ -98,6 +100,7 @@ impl State {
     /// There is a new due time, or a changed one (NOTIF-074a).
     pub(crate) fn wake(&self) {
         self.due.notify_one();
+        self.announce.notify_one();
     }
 
     pub(crate) fn is_dispatching(&self) -> bool {

@@ -10,6 +10,7 @@ use crate::{
     error::Error,
     notification::{self, NotificationOptions},
     provider::{Providers, SharedProvider},
+    pubsub::SharedPubSub,
     storage::{MemoryStorage, SharedStorage},
     thread::Hub,
     time::{SharedClock, SystemClock},
@@ -24,6 +25,7 @@ pub struct BugleBuilder {
     clock: Option<SharedClock>,
     lease_ttl: Option<Duration>,
     notifications: NotificationOptions,
+    notification_bus: Option<SharedPubSub>,
     providers: Vec<(String, SharedProvider)>,
 }
 
@@ -66,6 +68,13 @@ impl BugleBuilder {
     /// How notifications are delivered (NOTIF-070).
     pub fn notifications(mut self, options: NotificationOptions) -> Self {
         self.notifications = options;
+        self
+    }
+
+    /// A bus that spans the processes of one store: on it their dispatchers tell each other that a notification has become
+    /// due, so that one whose sender dies is delivered by another (NOTIF-074). Without it that happens at the next start.
+    pub fn notification_bus(mut self, bus: SharedPubSub) -> Self {
+        self.notification_bus = Some(bus);
         self
     }
 
@@ -117,6 +126,11 @@ impl BugleBuilder {
             sweep(&bugle);
         }
         Providers::start(&bugle.inner);
+        if let Some(bus) = self.notification_bus {
+            let inner = &bugle.inner;
+            let talk = notification::wake_others(bus, inner.notifications.clone(), inner.hub.stop.clone());
+            inner.hub.tasks.spawn(talk);
+        }
         if bugle.inner.storage.notifications().is_some() && bugle.inner.notifications.is_dispatching() {
             let inner = &bugle.inner;
             let dispatcher =

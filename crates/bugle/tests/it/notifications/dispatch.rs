@@ -172,3 +172,23 @@ async fn notif_074_what_an_earlier_process_left_is_delivered_at_boot() {
     pass(1).await;
     assert!(record(&storage, &low.record.id).await.summary_signal_id.is_some());
 }
+
+#[tokio::test(start_paused = true)]
+async fn notif_074_another_process_is_woken_over_the_bus() {
+    let clock = clock();
+    let storage: SharedStorage = Arc::new(MemoryStorage::with_clock(clock.clone()));
+    let bus: bugle::pubsub::SharedPubSub = Arc::new(bugle::pubsub::MemoryPubSub::default());
+    let model = ScriptedModel::with_responses(["never"]);
+    let build = |dispatch| {
+        let options = NotificationOptions::builder().dispatch(dispatch).build();
+        let builder = bugle::Bugle::builder().shared_storage(storage.clone()).clock(clock.clone());
+        let builder = builder.notifications(options).notification_bus(bus.clone());
+        builder.agent(support::agent("plain", &model)).build()
+    };
+    let (sender, dispatcher) = (build(false).await.unwrap(), build(true).await.unwrap());
+    pass(100).await;
+    let low = sender.agent("plain").unwrap().send_notification(event("low", "one")).await.unwrap();
+    pass(2).await;
+    assert!(record(&storage, &low.record.id).await.summary_signal_id.is_some());
+    dispatcher.shutdown(Duration::ZERO).await;
+}
