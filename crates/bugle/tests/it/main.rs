@@ -9,3 +9,4 @@ mod r#loop;
 mod runs;
 mod scorers;
 mod signals;
+mod subagents;

@@ -40,6 +40,7 @@ impl RunMachine {
                 }
             }
         }
+        self.keep_delegation_feedback(now);
         self.phase = Phase::Committing(AfterCommit::End { echoes, ending });
         effects.push(RunEffect::Commit);
     }
@@ -90,6 +91,10 @@ impl RunMachine {
             // The results of what stops in time are kept (LOOP-134).
             Phase::Tools => effects.push(RunEffect::CancelTools),
             Phase::Scoring => self.end_aborted(now, effects),
+            Phase::Judging(_) => {
+                self.leave_judging(effects);
+                self.end_aborted(now, effects);
+            }
         }
     }
 

@@ -75,6 +75,7 @@ impl RunMachine {
                     })
                     .collect(),
                 usage: summary.usage.clone(),
+                sub_agent_usage: None,
                 object: self.structured.as_ref().and_then(|structured| structured.object().cloned()),
             },
             messages: None,
@@ -104,9 +105,12 @@ impl RunMachine {
         effects.push(self.chunk(Payload::StepFinish(Box::new(payload))));
         self.last_metadata = summary.response.clone();
         self.steps.push(summary);
+        let next = self.next_message_id.take();
         let failed = self.pending_verdict.take().is_some_and(|verdict| !verdict.passed);
         if failed && is_continued {
             self.message_id = format!("{}-{}", self.first_message_id, self.iteration).into();
+        } else if let Some(next) = next {
+            self.message_id = next;
         }
     }
 }
@@ -153,6 +157,7 @@ impl RunMachine {
                 text: self.answer_text(reason),
                 tool_calls,
                 usage: self.total_usage(),
+                sub_agent_usage: self.delegation.usage.clone(),
                 object: self.structured.as_ref().and_then(|structured| structured.object().cloned()),
             },
             messages: None,
@@ -198,6 +203,7 @@ impl RunMachine {
             text: finish.output.text,
             finish_reason: finish.step_result.reason,
             usage: finish.output.usage,
+            sub_agent_usage: finish.output.sub_agent_usage,
             steps: self.steps.clone(),
             object: finish.output.object,
             used_fallback_value: self.structured.as_ref().is_some_and(Structured::used_fallback),
