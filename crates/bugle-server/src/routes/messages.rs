@@ -1,7 +1,7 @@
 //! Input of a thread: messages, signals, and what waits (HTTP §6).
 
 use bugle::{
-    Error, RunOptions, SignalInput, ThreadKey,
+    Error, SignalInput, ThreadKey,
     json::{Object, Value, json},
     runtime::{
         Action, ActiveBehavior, CancelSelector, EditInput, IdleBehavior, IfActive, IfIdle, Message, Outcome, PromoteTo,
