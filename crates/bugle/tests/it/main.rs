@@ -4,6 +4,7 @@
 mod faulty;
 mod support;
 
+mod approvals;
 #[path = "../../examples/subagents.rs"]
 #[allow(dead_code, reason = "its main is the example's")]
 mod example;
