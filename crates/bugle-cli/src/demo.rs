@@ -43,21 +43,16 @@ pub(crate) fn agents(state: &Path) -> Result<Vec<Served>, Error> {
         .build()?;
     let planner = Agent::builder("planner")
         .name("Planner")
-        .description("Plans work, and will hand parts of it to the researcher once delegation is there.")
+        .description(
+            "Plans work, and hands parts of it to the researcher: [[call agent-researcher {\"prompt\":\"Oslo?\"}]]",
+        )
         .instructions("Make a plan.")
         .model(model)
         .agent("researcher", researcher)
         .memory(MemoryOptions::default())
         .build()?;
-    let served = |agent, missing: &[&str]| Served {
-        agent,
-        model: MODEL.into(),
-        missing: missing.iter().map(|line| (*line).to_owned()).collect(),
-    };
-    Ok(vec![
-        served(assistant, &["write-note needs a person's approval, which this version cannot ask for; its calls fail"]),
-        served(planner, &["delegation is not in this version; it answers without its researcher"]),
-    ])
+    let served = |agent| Served { agent, model: MODEL.into(), missing: Vec::new() };
+    Ok(vec![served(assistant), served(planner)])
 }
 
 fn clock() -> Tool {
