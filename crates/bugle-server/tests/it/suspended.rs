@@ -235,3 +235,22 @@ async fn durable_runs_are_said_not_to_be_here() {
     assert!(recover.json["error"].as_str().unwrap().contains("not a durable agent"), "{}", recover.text);
     assert_eq!(server.post("/api/agents/nobody/observe", json!({"runId": "r"})).await.status, StatusCode::NOT_FOUND);
 }
+
+#[tokio::test]
+async fn http_040_options_of_delegation_are_checked() {
+    let server = target().await;
+    let ask = async |delegation: Value| {
+        let body = json!({"messages": "[[say hi]]", "autoResumeSuspendedTools": true, "delegation": delegation});
+        server.post("/api/agents/parent/generate", body).await
+    };
+    let fine = ask(json!({"hookErrorStrategy": "throw", "maxDepth": 2, "threadScope": "parentThread"})).await;
+    assert_eq!(fine.json["text"], "hi", "{}", fine.text);
+    for (delegation, field) in [
+        (json!({"maxDepth": 9}), "delegation.maxDepth"),
+        (json!({"threadScope": "mine"}), "delegation.threadScope"),
+        (json!({"inheritMemory": "yes"}), "delegation.inheritMemory"),
+    ] {
+        let wrong = ask(delegation).await;
+        assert_eq!((wrong.status, wrong.fields()), (StatusCode::BAD_REQUEST, vec![field]));
+    }
+}

@@ -129,3 +129,19 @@ async fn http_102_http_109_subscribe_approval() {
     let again = ask(&server, &again, &rules).await;
     assert_eq!(again.status.as_u16(), 409, "{}", again.text);
 }
+
+#[tokio::test]
+async fn http_120_http_121_http_122_subagent_stream() {
+    play(capture!("subagent-stream"), Value::Null).await;
+}
+
+#[tokio::test]
+async fn http_124_subagent_approval() {
+    let prompt = r#"[[call delete-file {"path":"/x"}]] [[say removed]]"#;
+    play(capture!("subagent-approval"), bugle::json::json!({"prompt": prompt})).await;
+}
+
+#[tokio::test]
+async fn http_125_subagent_failure() {
+    play(capture!("subagent-failure"), Value::Null).await;
+}
