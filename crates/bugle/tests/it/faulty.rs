@@ -35,14 +35,52 @@ impl Hold {
 
 #[derive(Debug, Default)]
 pub(crate) struct Faulty {
-    inner: MemoryStorage,
+    inner: Arc<MemoryStorage>,
     holds: Mutex<HashMap<&'static str, Hold>>,
     failing: Mutex<HashMap<&'static str, usize>>,
+    /// Commits until the process that has it dies.
+    life: Mutex<Option<usize>>,
+    dead: watch::Sender<bool>,
 }
 
 impl Faulty {
     pub(crate) fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// The same store for another process.
+    pub(crate) fn again(&self) -> Arc<Self> {
+        Arc::new(Self { inner: self.inner.clone(), ..Self::default() })
+    }
+
+    /// After so many commits nothing is written any more, and nobody hears of it: to its process the store is gone.
+    pub(crate) fn die_after(&self, commits: usize) {
+        *self.life.lock() = Some(commits);
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        *self.dead.borrow()
+    }
+
+    pub(crate) async fn dead(&self) {
+        let _ = self.dead.subscribe().wait_for(|dead| *dead).await;
+    }
+
+    async fn live(&self) {
+        if self.is_dead() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    async fn committed(&self) {
+        let dies = self.life.lock().as_mut().is_some_and(|left| {
+            *left = left.saturating_sub(1);
+            *left == 0
+        });
+        if dies {
+            self.dead.send_replace(true);
+            self.live().await;
+        }
     }
 
     /// The next calls of `operation` wait.
@@ -58,6 +96,7 @@ impl Faulty {
     }
 
     async fn pass(&self, operation: &'static str) -> Result<(), StorageError> {
+        self.live().await;
         let hold = self.holds.lock().get(operation).cloned();
         if let Some(hold) = hold {
             hold.pass().await;
@@ -148,7 +187,9 @@ impl Storage for Faulty {
     }
     async fn commit(&self, commit: Commit) -> Result<Committed, StorageError> {
         self.pass("commit").await?;
-        self.inner.commit(commit).await
+        let done = self.inner.commit(commit).await;
+        self.committed().await;
+        done
     }
     async fn get_run(&self, run_id: &RunId) -> Result<Option<RunRecord>, StorageError> {
         self.inner.get_run(run_id).await
