@@ -378,7 +378,7 @@ fn read_foreign(run: &ParkedRun, list: &Value) -> Result<Unparked, Error> {
         let entry = entry_of(index).filter(|entry| entry.is_object());
         let state = match entry.and_then(|entry| entry["status"].as_str()) {
             Some("suspended") => {
-                let payload = &entry.map(|entry| &entry["suspendPayload"]).unwrap_or(&Value::Null);
+                let payload = entry.map_or(&Value::Null, |entry| &entry["suspendPayload"]);
                 let kind = match payload.get("toolCallSuspended") {
                     Some(told) => ParkKind::Suspension { payload: told.clone() },
                     None => ParkKind::Approval,
@@ -397,7 +397,7 @@ fn read_foreign(run: &ParkedRun, list: &Value) -> Result<Unparked, Error> {
                 StepCallState::Parked(Box::new(parked))
             }
             Some("success") => {
-                let output = &entry.map(|entry| &entry["output"]).unwrap_or(&Value::Null);
+                let output = entry.map_or(&Value::Null, |entry| &entry["output"]);
                 known.push((id.clone(), outcome_of(output)));
                 StepCallState::Open
             }

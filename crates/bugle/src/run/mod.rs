@@ -18,7 +18,7 @@ mod request;
 mod response;
 pub(crate) mod settings;
 mod snapshot;
-mod structured;
+pub(crate) mod structured;
 mod tools;
 pub(crate) mod transcript;
 

@@ -101,7 +101,10 @@ impl Transcript {
     /// The text of the run's answers, from the message `from` on.
     pub(crate) fn answer_text(&self, from: Option<&MessageId>) -> String {
         let own = self.messages.iter().zip(&self.marks);
-        let own = own.filter(|(message, mark)| mark.origin == Origin::Own && message.role == Role::Assistant);
+        let own = own.filter(|(message, mark)| {
+            let feedback = message.content.meta("completionResult").is_some();
+            mark.origin == Origin::Own && message.role == Role::Assistant && !feedback
+        });
         let mut own: Vec<&StoredMessage> = own.map(|(message, _)| message).collect();
         if let Some(at) = from.and_then(|from| own.iter().position(|message| message.id == *from)) {
             own.drain(..at);
@@ -185,9 +188,9 @@ impl Transcript {
         self.push(message, Mark { origin: Origin::Own, ephemeral, dirty: !ephemeral });
     }
 
-    /// Adds text on the user's side that is never stored (ruling 10).
-    pub(crate) fn add_feedback(&mut self, message: StoredMessage) {
-        self.push(message, Mark { origin: Origin::Own, ephemeral: true, dirty: false });
+    /// Adds feedback, which the model reads on the user's side (ruling 10); `stored` or for this run only.
+    pub(crate) fn add_feedback(&mut self, message: StoredMessage, stored: bool) {
+        self.push(message, Mark { origin: Origin::Own, ephemeral: !stored, dirty: stored });
     }
 
     /// A remembered message was changed: a client's result completed a call (MEM-057).

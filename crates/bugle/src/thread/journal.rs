@@ -9,7 +9,7 @@ use crate::{
     message::StoredMessage,
     signal::Signal,
     storage::{
-        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, ParkedQuery, ParkedRun,
+        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, Left, NewThread, ParkedQuery, ParkedRun,
         RunChange, RunRecord, SharedStorage, Storage, StorageError, rules,
     },
 };
@@ -51,8 +51,8 @@ pub(super) enum Op {
     Recover,
     /// End the record of a run that could not do so itself.
     EndRun { epoch: u64, ended: Box<EndedRun> },
-    /// Give the lease up.
-    Release,
+    /// Give the lease up; the number of the thread's last chunk stays on record.
+    Release { last_event: u64 },
 }
 
 /// A run that is over, whose record is still to be ended.
@@ -76,13 +76,14 @@ pub(super) enum Done {
         parked: Option<Vec<ParkedRun>>,
     },
     Claimed {
-        result: Result<Lease, StorageError>,
+        result: Result<(Lease, Left), StorageError>,
         parked: Option<Vec<ParkedRun>>,
     },
     Persisted {
         ticket: Ticket,
         message: Box<StoredMessage>,
         epoch: Option<u64>,
+        left: Left,
         /// Whether it was written now; `false` if the same row was there (SIG-503).
         result: Result<bool, StorageError>,
     },
@@ -108,16 +109,14 @@ pub(super) struct Journal {
     claim: LeaseClaim,
     /// What is appended makes its thread.
     creates: bool,
-    /// The thread was not ours: once it is, what is parked on it is read.
-    looks: bool,
     waiting: VecDeque<Op>,
     running: Option<Running>,
 }
 
 impl Journal {
     pub(super) fn new(storage: SharedStorage, thread: ThreadKey, lease_ttl: Duration) -> Self {
-        let claim = LeaseClaim { owner: storage.owner(), ttl: lease_ttl };
-        Self { storage, thread, claim, creates: false, looks: true, waiting: VecDeque::new(), running: None }
+        let claim = LeaseClaim::new(storage.owner(), lease_ttl);
+        Self { storage, thread, claim, creates: false, waiting: VecDeque::new(), running: None }
     }
 
     /// Adds a write; one that appends joins an append that still waits.
@@ -135,11 +134,6 @@ impl Journal {
     /// Input of an agent with memory makes the thread it is for, with its acceptance (SIG-362).
     pub(super) fn creates_thread(&mut self) {
         self.creates = true;
-    }
-
-    /// The thread is not ours any more.
-    pub(super) fn look_again(&mut self) {
-        self.looks = true;
     }
 
     /// Puts writes back, one entry each, in front of what waits.
@@ -165,9 +159,7 @@ impl Journal {
             match self.waiting.pop_front() {
                 Some(op) => {
                     let (storage, thread, claim) = (self.storage.clone(), self.thread.clone(), self.claim.clone());
-                    let looks = self.looks && matches!(op, Op::Append(_) | Op::Claim);
-                    self.looks &= !looks;
-                    self.running = Some(Box::pin(perform(storage, thread, claim, op, (self.creates, looks))));
+                    self.running = Some(Box::pin(perform(storage, thread, claim, op, self.creates)));
                 }
                 None => std::future::pending::<()>().await,
             }
@@ -177,30 +169,54 @@ impl Journal {
             None => std::future::pending().await,
         };
         self.running = None;
+        self.kept(done)
+    }
+
+    /// Keeps the epoch in mind, and leaves out of what is found what a write that waits will take out.
+    fn kept(&mut self, mut done: Done) -> Done {
+        let (lease, left) = match &mut done {
+            Done::Appended { result: Ok(accepted), .. } => (accepted.lease.as_ref(), &mut accepted.left),
+            Done::Claimed { result: Ok((lease, left)), .. } => (Some(&*lease), left),
+            Done::Persisted { epoch: Some(epoch), left, .. } => {
+                self.claim.kept = Some(*epoch);
+                (None, left)
+            }
+            _ => return done,
+        };
+        if let Some(Lease::Held { epoch }) = lease {
+            self.claim.kept = Some(*epoch);
+        }
+        let waiting = &self.waiting;
+        left.entries.retain(|entry| {
+            !waiting.iter().any(|op| match op {
+                Op::Remove { ids, .. } => ids.contains(&entry.signal.id),
+                Op::Persist { message, consumes, .. } => *consumes && message.id == entry.signal.id,
+                _ => false,
+            })
+        });
+        left.runs.retain(|run| {
+            !waiting.iter().any(|op| matches!(op, Op::EndRun { ended, .. } if ended.run_id == run.run_id))
+        });
         done
     }
 }
 
-async fn perform(
-    storage: Arc<dyn Storage>,
-    thread: ThreadKey,
-    claim: LeaseClaim,
-    op: Op,
-    (create_thread, looks): (bool, bool),
-) -> Done {
+async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim, op: Op, create_thread: bool) -> Done {
     match op {
         Op::Append(entries) => {
             let accept =
                 Accept { entries: entries.clone(), thread, claim: Some(claim), check_only: false, create_thread };
+            let kept = accept.claim.as_ref().and_then(|claim| claim.kept);
             let result = patiently(|| storage.accept(accept.clone())).await;
-            let held = matches!(&result, Ok(Accepted { lease: Some(Lease::Held { .. }), .. }));
-            let parked = if held && looks { look(&*storage, &accept.thread).await } else { None };
+            let lease = result.as_ref().ok().and_then(|accepted| accepted.lease.as_ref());
+            let parked = if is_new(lease, kept) { look(&*storage, &accept.thread).await } else { None };
             Done::Appended { entries, result, parked }
         }
         Op::Claim => {
+            let kept = claim.kept;
             let result = claim_only(&*storage, &thread, claim).await;
-            let held = matches!(&result, Ok(Lease::Held { .. }));
-            let parked = if held && looks { look(&*storage, &thread).await } else { None };
+            let lease = result.as_ref().ok().map(|(lease, _)| lease);
+            let parked = if is_new(lease, kept) { look(&*storage, &thread).await } else { None };
             Done::Claimed { result, parked }
         }
         Op::Persist { ticket, message, create, epoch, consumes } => {
@@ -210,8 +226,8 @@ async fn perform(
             if consumes {
                 commit.consumed = vec![message.id.clone()];
             }
-            let (epoch, result) = persist(&*storage, claim, epoch, commit).await;
-            Done::Persisted { ticket, message, epoch, result }
+            let (epoch, left, result) = persist(&*storage, claim, epoch, commit).await;
+            Done::Persisted { ticket, message, epoch, left, result }
         }
         Op::Remove { ids, why } => Done::Removed(patiently(|| storage.remove_inbox(&thread, &ids, why)).await),
         Op::Update(entry) => {
@@ -228,15 +244,20 @@ async fn perform(
             let mut commit = Commit::new(thread, epoch);
             commit.messages = ended.message.iter().map(|message| (**message).clone()).collect();
             commit.run = RunChange::End { run_id: ended.run_id.clone(), last_event: ended.last_event };
-            Done::RunClosed { result: storage.commit(commit).await, ended }
+            Done::RunClosed { result: storage.commit(commit).await.map(drop), ended }
         }
-        Op::Release => {
-            if let Err(error) = storage.release_lease(&thread, &claim.owner).await {
+        Op::Release { last_event } => {
+            if let Err(error) = storage.release_lease(&thread, &claim.owner, Some(last_event)).await {
                 tracing::warn!(%thread, %error, "the lease could not be given up; it ends by itself");
             }
             Done::Quiet
         }
     }
+}
+
+/// Whether the thread is ours anew: while nobody else has had it, what is parked on it is known.
+fn is_new(lease: Option<&Lease>, kept: Option<u64>) -> bool {
+    matches!(lease, Some(Lease::Held { epoch }) if Some(*epoch) != kept)
 }
 
 /// What is parked on a thread, newest first. A store that parks nothing has nothing parked.
@@ -268,7 +289,11 @@ where
     }
 }
 
-async fn claim_only(storage: &dyn Storage, thread: &ThreadKey, claim: LeaseClaim) -> Result<Lease, StorageError> {
+async fn claim_only(
+    storage: &dyn Storage,
+    thread: &ThreadKey,
+    claim: LeaseClaim,
+) -> Result<(Lease, Left), StorageError> {
     let accept = Accept {
         entries: Vec::new(),
         thread: thread.clone(),
@@ -277,10 +302,11 @@ async fn claim_only(storage: &dyn Storage, thread: &ThreadKey, claim: LeaseClaim
         create_thread: false,
     };
     let accepted = storage.accept(accept).await?;
-    accepted.lease.ok_or_else(|| StorageError::Unavailable {
+    let lease = accepted.lease.ok_or_else(|| StorageError::Unavailable {
         message: format!("the store did not answer who owns thread {thread}"),
         source: None,
-    })
+    })?;
+    Ok((lease, accepted.left))
 }
 
 async fn persist(
@@ -288,19 +314,23 @@ async fn persist(
     claim: LeaseClaim,
     epoch: Option<u64>,
     mut commit: Commit,
-) -> (Option<u64>, Result<bool, StorageError>) {
+) -> (Option<u64>, Left, Result<bool, StorageError>) {
+    let mut found = Left::default();
     commit.epoch = match epoch {
         Some(epoch) => epoch,
         None => match patiently(|| claim_only(storage, &commit.thread, claim.clone())).await {
-            Ok(Lease::Held { epoch }) => epoch,
-            Ok(Lease::HeldBy { owner }) => {
-                let message = format!("thread {} is owned by another process, {owner}", commit.thread);
-                return (None, Err(StorageError::Unavailable { message, source: None }));
+            Ok((Lease::Held { epoch }, left)) => {
+                found = left;
+                epoch
             }
-            Err(error) => return (None, Err(error)),
+            Ok((Lease::HeldBy { owner }, _)) => {
+                let message = format!("thread {} is owned by another process, {owner}", commit.thread);
+                return (None, found, Err(StorageError::Unavailable { message, source: None }));
+            }
+            Err(error) => return (None, found, Err(error)),
         },
     };
-    (Some(commit.epoch), write_new(storage, commit).await)
+    (Some(commit.epoch), found, write_new(storage, commit).await)
 }
 
 /// Writes a row under an id that is new, or was used for the same (SIG-503).

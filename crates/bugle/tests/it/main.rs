@@ -8,4 +8,5 @@ mod approvals;
 mod leftovers;
 mod r#loop;
 mod runs;
+mod scorers;
 mod signals;

@@ -2,6 +2,7 @@
 
 mod ending;
 mod resume;
+mod scoring;
 mod tools;
 
 pub(crate) use ending::{aborted_direct, failed_direct, give_back};
@@ -22,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Decision, RunOptions, RunOutput, RunSnapshot,
     commit::{CommitError, Committer, storage_error},
-    completion::judge,
+    completion::{Verdicts, judge},
     guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later},
     machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome, ToolRun},
     prepare::{Prepared, prepare},
@@ -43,7 +44,6 @@ use crate::{
     message::{ErrorPart, Part, PromptOptions, Role, StoredMessage, build_prompt_for, to_model_messages},
     model::ModelRequest,
     runtime::{Bugle, Inner, RunInput},
-    scorer::ScorerInput,
     storage::InboxEntry,
     thread::{DirectEnd, Input, Leftover, Letter, RunEnd, RunShared, StreamLog, ThreadLink},
     time::Timestamp,
@@ -137,6 +137,8 @@ struct Driver {
     first_drain: bool,
     request: Option<Request>,
     model_index: usize,
+    /// Verdicts of completion checks, so that the same answer is not judged twice.
+    verdicts: Verdicts,
     tools: JoinSet<(usize, ToolOutcome)>,
     waiting_tools: VecDeque<ToolRun>,
     /// The conversation as the step's tools see it (LOOP-062).
@@ -228,7 +230,7 @@ async fn drive_to_end(seed: RunSeed) {
         stop_when: prepared.options.stop_when.clone(),
         on_step_limit: prepared.options.on_step_limit.unwrap_or(prepared.agent.inner().on_step_limit),
         interruptible: prepared.agent.inner().interrupt == crate::agent::Interrupt::Reasoning,
-        has_completion: prepared.completion.is_some(),
+        completion: prepared.completion.as_ref().map(|completion| completion.when),
         structured_output: prepared.options.structured_output.clone(),
         stores: !delegated && link.is_some() && prepared.stores(),
         stored_options: prepared.options.to_stored(),
@@ -278,6 +280,7 @@ async fn drive_to_end(seed: RunSeed) {
         first_drain: true,
         request: None,
         model_index: 0,
+        verdicts: Verdicts::default(),
         tools: JoinSet::new(),
         waiting_tools: VecDeque::new(),
         tool_messages: Arc::default(),
@@ -400,11 +403,12 @@ impl Driver {
                     }
                     self.tool_deadline = Some(Instant::now() + TOOL_GRACE);
                 }
-                RunEffect::Score { answer, iteration } => {
-                    let input = self.question();
+                RunEffect::Score(step) => {
+                    let check = self.check(*step);
+                    let mut watch = self.watch(Duration::ZERO);
                     let Some(completion) = &self.prepared.completion else { continue };
-                    let judged = judge(completion, ScorerInput { input, output: answer, iteration });
-                    match self.watch(Duration::ZERO).wait(judged).await {
+                    let judged = judge(completion, &mut self.verdicts, check);
+                    match watch.wait(judged).await {
                         Ok(verdict) => events.push_back(RunEvent::Scored(verdict)),
                         // The abort itself is seen by the loop.
                         Err(Cut::Aborted) => {}
@@ -587,13 +591,6 @@ impl Driver {
             include_raw: prepared.options.include_raw_chunks,
         };
         self.request = Some(Request::new(models, self.model_index, request, prepared.retries()));
-    }
-
-    /// What the person asked, for those who judge the answer.
-    fn question(&self) -> String {
-        let own = self.machine.transcript().own();
-        let asked = own.iter().rfind(|message| message.role != crate::message::Role::Assistant);
-        asked.map(StoredMessage::joined_text).unwrap_or_default()
     }
 
     // Chunks.

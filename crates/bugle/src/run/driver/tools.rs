@@ -13,10 +13,8 @@ impl Driver {
     }
 
     pub(super) fn next_tools(&mut self) {
-        let limit = match self.sequential {
-            true => 1,
-            false => self.prepared.options.tool_call_concurrency.unwrap_or(10).max(1) as usize,
-        };
+        let limit = self.prepared.options.tool_call_concurrency.unwrap_or(10).max(1) as usize;
+        let limit = if self.sequential { 1 } else { limit };
         while self.tools.len() < limit {
             let Some(run) = self.waiting_tools.pop_front() else { return };
             let context = CallContext {

@@ -9,12 +9,12 @@ mod event;
 mod input;
 mod park;
 mod result;
+mod scoring;
 mod step;
 mod tools;
 
 pub(crate) use event::*;
 use input::mark_blocked;
-pub(crate) use result::passes;
 pub(super) use tools::model_output_metadata;
 
 use serde_json::Value;
@@ -130,6 +130,8 @@ pub(crate) struct RunMachine {
     iteration: u32,
     steps: Vec<StepSummary>,
     earlier_steps: u32,
+    /// Echoes of the step that is being judged.
+    held_echoes: Vec<Chunk>,
     /// Texts before the last failed completion check are left out of the answer (SCO-048).
     answer_from: usize,
     usage: Usage,
@@ -185,6 +187,7 @@ impl RunMachine {
             iteration: 1,
             steps: Vec::new(),
             earlier_steps: 0,
+            held_echoes: Vec::new(),
             answer_from: 0,
             usage: Usage::default(),
             consumed: Vec::new(),
