@@ -56,6 +56,17 @@ pub struct RunOptions {
     /// All tools wait for a person.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub require_tool_approval: Option<bool>,
+    /// Which calls wait for a person, where a tool does not say so itself (LOOP-090). A parked run that is gone on with
+    /// by another process asks for all of them, unless that says otherwise.
+    #[serde(skip)]
+    pub approve_when: Option<ApproveWhen>,
+    /// Which tools make a step run its calls one after the other (LOOP-063).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_strategy: Option<ToolStrategy>,
+    /// The model may answer open suspensions itself, by calling the tool again with `resumeData` and
+    /// `suspendedToolCallId` (LOOP-127). Approvals never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto_resume_suspended_tools: Option<bool>,
     /// At most so many tools at once (LOOP-063). Default 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_concurrency: Option<u32>,
@@ -134,6 +145,13 @@ impl RunOptions {
             system: either(&self.system, &base.system),
             context: if self.context.is_empty() { &base.context } else { &self.context }.clone(),
             require_tool_approval: self.require_tool_approval.or(base.require_tool_approval),
+            // One word of the caller's replaces the other: `false` turns a predicate off.
+            approve_when: match self.require_tool_approval {
+                Some(_) if self.approve_when.is_none() => None,
+                _ => either(&self.approve_when, &base.approve_when),
+            },
+            tool_strategy: self.tool_strategy.or(base.tool_strategy),
+            auto_resume_suspended_tools: self.auto_resume_suspended_tools.or(base.auto_resume_suspended_tools),
             tool_call_concurrency: self.tool_call_concurrency.or(base.tool_call_concurrency),
             structured_output: either(&self.structured_output, &base.structured_output),
             include_raw_chunks: self.include_raw_chunks || base.include_raw_chunks,
@@ -179,6 +197,10 @@ impl RunOptions {
                     if fields.get(flag) == Some(&Value::Bool(false)) {
                         fields.remove(flag);
                     }
+                }
+                if self.approve_when.is_some() {
+                    // The predicate stays with this process; another asks for everything.
+                    fields.insert("requireToolApproval".to_owned(), Value::Bool(true));
                 }
                 if fields.is_empty() { Value::Null } else { Value::Object(fields) }
             }
@@ -295,6 +317,40 @@ pub enum ToolChoiceMode {
     None,
     /// Some tool.
     Required,
+}
+
+/// What a run asks about a call (LOOP-090).
+#[derive(Debug, Clone, Copy)]
+pub struct ApprovalQuery<'a> {
+    /// The tool, by the key it is registered under.
+    pub tool_name: &'a str,
+    /// The call.
+    pub tool_call_id: &'a str,
+    /// Its arguments.
+    pub args: &'a Value,
+    /// The run's request context.
+    pub request_context: &'a RequestContext,
+}
+
+/// Whether a call waits for a person. One that panics says yes.
+#[derive(Clone)]
+pub struct ApproveWhen(pub Arc<dyn Fn(&ApprovalQuery<'_>) -> bool + Send + Sync>);
+
+impl fmt::Debug for ApproveWhen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApproveWhen(..)")
+    }
+}
+
+/// Which tools make a step run its calls one after the other, since one may wait for a person.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolStrategy {
+    /// Those called in the step.
+    #[default]
+    Called,
+    /// All that are active.
+    Available,
 }
 
 /// The literal `tool`.

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::parked::{ParkedStep, StepCall};
 use crate::{
     chunk::{FinishReason, Payload, ResponseMetadata, ToolCallPayload, ToolResultPayload, Usage},
     id::MessageId,
@@ -60,6 +61,25 @@ pub(crate) struct Call {
 }
 
 impl Response {
+    /// The response of a step that was parked.
+    pub(crate) fn restored(step: &ParkedStep) -> Self {
+        let mut blocks = Vec::new();
+        if !step.text.is_empty() {
+            let text = Block::Text { id: String::new(), text: step.text.clone(), metadata: None, open: false };
+            blocks.push(text);
+        }
+        blocks.extend(step.calls.iter().map(|call| Block::Call(Call::restored(call))));
+        let finish = Finish { reason: step.reason, raw_reason: step.raw_reason.clone(), usage: step.usage.clone() };
+        Self {
+            blocks,
+            metadata: step.metadata.clone(),
+            warnings: step.warnings.clone(),
+            finish: Some(finish),
+            text_ids: Vec::new(),
+            committed: true,
+        }
+    }
+
     /// Takes in an event; gives the chunks it makes. `unique` makes a call's id unique.
     pub(crate) fn take(&mut self, event: ModelEvent, unique: impl Fn(&str) -> String) -> Vec<Payload> {
         self.committed |= event.is_content();
@@ -397,6 +417,20 @@ impl Response {
 }
 
 impl Call {
+    /// A call of a parked step.
+    pub(crate) fn restored(call: &StepCall) -> Self {
+        Self {
+            provider_id: call.tool_call_id.clone(),
+            id: call.tool_call_id.clone(),
+            name: call.tool_name.clone(),
+            input: String::new(),
+            args: call.args.clone(),
+            complete: true,
+            provider_executed: false,
+            metadata: None,
+        }
+    }
+
     pub(crate) fn payload(&self) -> ToolCallPayload {
         ToolCallPayload {
             tool_call_id: self.id.clone(),

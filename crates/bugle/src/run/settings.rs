@@ -31,6 +31,8 @@ pub(crate) struct RunSettings {
     /// Which iterations are checked for completion, if any is.
     pub(crate) completion: Option<When>,
     pub(crate) structured_output: Option<StructuredOutput>,
+    /// The run's messages are stored; else a parked run keeps them itself.
+    pub(crate) stores: bool,
     /// The options as a recovered run will need them.
     pub(crate) stored_options: Value,
 }

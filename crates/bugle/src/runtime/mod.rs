@@ -63,6 +63,8 @@ pub(crate) struct Inner {
     pub(crate) clock: SharedClock,
     pub(crate) hub: Hub,
     pub(crate) lease_ttl: Duration,
+    /// How long a run that waits for a person keeps its thread (SIG-382).
+    pub(crate) suspended_ttl: Duration,
     draining: AtomicBool,
     /// Where the last look at the store for unfinished threads ended, if it did not see all.
     swept: Mutex<Option<ThreadKey>>,

@@ -4,6 +4,7 @@
 mod faulty;
 mod support;
 
+mod approvals;
 mod leftovers;
 mod r#loop;
 mod runs;

@@ -1,11 +1,14 @@
 //! Performs the effects of a run: asks the model, runs tools, commits, shows chunks. One task per run.
 
 mod ending;
+mod resume;
 mod scoring;
 mod tools;
 
 pub(crate) use ending::{aborted_direct, failed_direct, give_back};
 use ending::{fail_to_start, left_unread};
+use resume::Claiming;
+pub(crate) use resume::parked_of;
 
 use std::{collections::VecDeque, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -19,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Decision, RunOptions, RunOutput, RunSnapshot,
-    commit::Committer,
+    commit::{CommitError, Committer, storage_error},
     completion::{Verdicts, judge},
     guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later},
     machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome, ToolRun},
@@ -43,7 +46,7 @@ use crate::{
     runtime::{Bugle, Inner, RunInput},
     storage::InboxEntry,
     subagent::{DEFAULT_DEPTH, DelegationState, Detached, Scope, call_iteration_hook},
-    thread::{DirectEnd, Input, Leftover, Letter, RunShared, StreamLog, ThreadLink},
+    thread::{DirectEnd, Input, Leftover, Letter, RunEnd, RunShared, StreamLog, ThreadLink},
     time::Timestamp,
     tool::{Written, WrittenWhat},
 };
@@ -76,8 +79,11 @@ pub(crate) struct ResumeSeed {
     /// Pending input that came with the decision (ruling 6).
     pub(crate) messages: RunInput,
     /// Told once the run is ours, or why it is not.
-    pub(crate) claimed: Option<oneshot::Sender<Result<(), Error>>>,
+    pub(crate) claimed: Option<oneshot::Sender<Claimed>>,
 }
+
+/// The run is ours, and its chunks are in this log from here on; or why it is not.
+pub(crate) type Claimed = Result<(Arc<StreamLog>, u64), Error>;
 
 /// What is to become of a parked run.
 #[derive(Debug, Clone, PartialEq)]
@@ -149,6 +155,12 @@ struct Driver {
     /// What the run's delegations share.
     delegations: Arc<DelegationState>,
     detached: Option<Detached>,
+    /// The calls of the step run one after the other (LOOP-063).
+    sequential: bool,
+    /// It works for another run.
+    delegated: bool,
+    claiming: Option<Claiming>,
+    parked_at: Timestamp,
 }
 
 /// Runs a run to its end, whatever the code of its agent does: a panic ends the run, not the thread.
@@ -169,19 +181,45 @@ pub(crate) async fn drive(seed: RunSeed) {
     }
     if let Some(link) = link {
         let left = Leftover::Unknown;
-        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry, fenced: false, left }).await;
+        link.tell(Letter::RunEnded(RunEnd { failed_to_start: retry, left, ..RunEnd::new(run_id) })).await;
     }
 }
 
 async fn drive_to_end(seed: RunSeed) {
-    let RunSeed { agent, options, kind, shared, log, link, output, inner, streaming, delegated: _, detached } = seed;
+    let RunSeed { agent, options, mut kind, shared, log, link, output, inner, streaming, delegated, detached } = seed;
     let run_id = shared.run_id.clone();
-    log.begin_run(&run_id);
+    let mut claiming = None;
+    let mut known = Vec::new();
+    let mut resolution = None;
+    if let SeedKind::Resumed(seed) = &mut kind {
+        let waits = Claiming::new(seed);
+        match resume::load(&inner.storage, agent.id(), &run_id, seed).await {
+            Ok(found) => {
+                known = found.known;
+                seed.nested = Some(Box::new(found.snapshot));
+            }
+            Err(error) => return resume::refuse(waits, error, agent.id(), &inner, link, run_id).await,
+        }
+        claiming = Some(waits);
+        resolution = Some(seed.what.clone());
+    } else {
+        log.begin_run(&run_id);
+    }
+    let agent_id = agent.id().to_owned();
     let recorded = matches!(kind, SeedKind::Recorded);
-    let woken = !matches!(kind, SeedKind::Direct(_));
+    // Nobody but subscribers waits for it.
+    let woken = match &kind {
+        SeedKind::Direct(_) => false,
+        SeedKind::Resumed(_) => output.is_none(),
+        SeedKind::Woken | SeedKind::Recorded => true,
+    };
     let prepared = Box::pin(prepare(&inner, agent, &options, kind, (link.as_ref(), detached.as_ref()), &run_id)).await;
     let mut prepared = match prepared {
         Ok(prepared) => prepared,
+        Err(error) if claiming.is_some() => {
+            let waits = claiming.take().expect("it is there");
+            return resume::refuse(waits, Error::Run(Box::new(error)), &agent_id, &inner, link, run_id).await;
+        }
         Err(error) => {
             let left = match (recorded, &link) {
                 (true, Some(link)) => left_unread(&error, link.now(&inner.clock)),
@@ -204,6 +242,7 @@ async fn drive_to_end(seed: RunSeed) {
         interruptible: prepared.agent.inner().interrupt == crate::agent::Interrupt::Reasoning,
         completion: prepared.completion.as_ref().map(|completion| completion.when),
         structured_output: prepared.options.structured_output.clone(),
+        stores: !delegated && link.is_some() && prepared.stores(),
         stored_options: prepared.options.to_stored(),
     };
     let key = prepared.thread().cloned();
@@ -212,8 +251,15 @@ async fn drive_to_end(seed: RunSeed) {
     let delegations = Arc::new(DelegationState::from_record(delegations));
     let machine = match &prepared.snapshot {
         Some(snapshot) => {
-            let transcript = Transcript::recovered(history, key, &snapshot.own, &snapshot.message_id);
-            RunMachine::recovered(settings, transcript, snapshot)
+            let open = snapshot.step.as_ref().map_or(&snapshot.message_id, |step| &step.message_id);
+            let transcript = Transcript::restored(history, &snapshot.kept, key, &snapshot.own, open);
+            match (resolution, &snapshot.step) {
+                (Some(resolution), Some(step)) => {
+                    let added = (std::mem::take(&mut prepared.first_messages), known);
+                    RunMachine::resumed(settings, transcript, snapshot, step, resolution, added)
+                }
+                _ => RunMachine::recovered(settings, transcript, snapshot),
+            }
         }
         None => {
             let mut transcript = Transcript::new(history, key);
@@ -258,6 +304,10 @@ async fn drive_to_end(seed: RunSeed) {
         total_deadline: total.map(|ms| Instant::now() + Duration::from_secs_f64(ms / 1000.0)),
         delegations,
         detached,
+        sequential: false,
+        delegated,
+        claiming,
+        parked_at: Timestamp::default(),
     });
     let ending = driver.run().await;
     driver.finish(ending, output).await;
@@ -472,15 +522,31 @@ impl Driver {
         if rollback {
             self.machine.drop_echoes();
         }
-        let committed = if self.machine.is_ending() {
+        let claims = self.machine.has_to_claim();
+        let committed = if self.machine.is_parking() {
             let last = self.log.last_number() + self.machine.chunks_to_come();
-            if rollback {
+            self.park(&messages, last).await
+        } else if self.machine.is_ending() {
+            let last = self.log.last_number() + self.machine.chunks_to_come();
+            let ended = if rollback {
                 let joined = self.machine.joined().cloned().collect();
                 let placed = (self.machine.wake().cloned(), joined);
-                self.committer.roll_back(self.machine.transcript().own_ids(), placed, last).await
+                self.committer.roll_back(self.machine.transcript().own_ids(), placed, (last, claims)).await
+            } else if claims && !self.delegated && !self.committer.has_thread() {
+                match self.unpark().await {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(CommitError::NotParked),
+                    Err(error) => Err(error),
+                }
             } else {
-                self.committer.end(&messages, &entries, last).await
+                self.committer.end(&messages, &entries, (last, claims)).await
+            };
+            if claims && ended.is_ok() {
+                self.now_ours();
             }
+            ended
+        } else if claims {
+            self.claim(&messages).await
         } else {
             self.committer.step(&messages, &entries, &self.machine.snapshot()).await
         };
@@ -498,12 +564,23 @@ impl Driver {
                 }
                 Some(RunEvent::Committed)
             }
-            Err(super::commit::CommitError::Stale) => {
+            Err(CommitError::Stale) => {
                 tracing::warn!(run = %self.shared.run_id, "the thread has another owner; this run stops");
                 self.shared.fence();
                 None
             }
-            Err(super::commit::CommitError::Failed(error)) => {
+            Err(CommitError::NotParked) => {
+                self.not_ours();
+                None
+            }
+            Err(CommitError::Failed(error)) if claims => {
+                // It stays parked, and its caller may try again.
+                if let Some(claiming) = &mut self.claiming {
+                    claiming.tell(Err(Error::Run(Box::new(error))));
+                }
+                None
+            }
+            Err(CommitError::Failed(error)) => {
                 self.machine.restore_commit(&messages, entries);
                 if self.machine.is_ending()
                     && let Some(hook) = &self.prepared.options.hooks.on_error

@@ -78,7 +78,8 @@ impl RunMachine {
                 // Once it is written: the request is not sent, what is placed stays, and the end is a write of its own.
                 AfterCommit::Request { .. } | AfterCommit::NextStep { .. } | AfterCommit::RunTools => {}
                 AfterCommit::ToolProgress => effects.push(RunEffect::CancelTools),
-                AfterCommit::End { .. } => self.aborting = false,
+                // What is parked by then is its thread's to give up.
+                AfterCommit::End { .. } | AfterCommit::Park => self.aborting = false,
             },
             Phase::Requesting => {
                 effects.push(RunEffect::CancelRequest);
@@ -119,7 +120,7 @@ impl RunMachine {
                 self.finish_step(effects);
             }
             Ending::Failed(_) | Ending::Aborted => self.show_start(effects),
-            Ending::Tripped(_) => {}
+            Ending::Tripped(_) | Ending::Parked => {}
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     json::Object,
     message::StoredMessage,
     model::{ModelEvent, ToolOutput},
-    run::{ParkedCall, StepSummary},
+    run::{ParkedCall, StepSummary, parked::DelegatedResume},
     storage::InboxEntry,
     subagent::{DelegationRecord, IterationComplete, IterationDecision},
 };
@@ -136,6 +136,19 @@ pub(crate) struct ToolRun {
     pub(crate) name: String,
     /// `None` if they are no JSON.
     pub(crate) args: Option<Value>,
+    /// A person has let it go on.
+    pub(crate) resume: Option<ToolResume>,
+}
+
+/// How a call that waited goes on.
+#[derive(Debug, Clone)]
+pub(crate) enum ToolResume {
+    /// It may run.
+    Approved,
+    /// The data it has asked for.
+    Data(Value),
+    /// Something below it goes on.
+    Delegated(Box<DelegatedResume>),
 }
 
 /// How the run ended.
@@ -145,4 +158,6 @@ pub(crate) enum Ending {
     Failed(ErrorInfo),
     Aborted,
     Tripped(TripwirePayload),
+    /// It waits for a person (LOOP-094).
+    Parked,
 }

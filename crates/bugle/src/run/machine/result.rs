@@ -109,6 +109,9 @@ impl RunMachine {
         let failed = self.pending_verdict.take().is_some_and(|verdict| !verdict.passed);
         if failed && is_continued {
             self.message_id = format!("{}-{}", self.first_message_id, self.iteration).into();
+            if self.answer_from == self.steps.len() {
+                self.answer_message = Some(self.message_id.clone());
+            }
         } else if let Some(next) = next {
             self.message_id = next;
         }
@@ -122,8 +125,8 @@ impl RunMachine {
     }
 
     /// Keeps a data chunk that a tool wrote with the answer (LOOP-075).
-    pub(crate) fn keep_data(&mut self, data: &crate::chunk::DataChunk) {
-        if let (Some(answer), Ok(part)) = (self.transcript.open_answer(), serde_json::to_value(data)) {
+    pub(crate) fn keep_data(&mut self, call_id: &str, data: &crate::chunk::DataChunk) {
+        if let (Some(answer), Ok(part)) = (self.transcript.with_call(call_id), serde_json::to_value(data)) {
             answer.content.parts.push(Part::Other(part));
         }
     }
@@ -180,8 +183,10 @@ impl RunMachine {
     }
 
     pub(super) fn answer_text(&self, reason: Option<FinishReason>) -> String {
-        let mut text: String =
+        let mut text = self.earlier_text.clone();
+        let steps: String =
             self.steps.iter().skip(self.answer_from.min(self.steps.len())).map(|step| step.text.as_str()).collect();
+        text.push_str(&steps);
         if reason.is_some() {
             // The step under way was not finished; what it said is part of the answer.
             text.push_str(&self.response.text());
@@ -196,6 +201,7 @@ impl RunMachine {
             Ending::Failed(_) => Some(FinishReason::Error),
             Ending::Aborted => Some(FinishReason::Aborted),
             Ending::Tripped(_) => Some(FinishReason::Tripwire),
+            Ending::Parked => return self.parked_output(),
         };
         let finish = self.finish(reason);
         RunOutput {
@@ -217,6 +223,8 @@ impl RunMachine {
             },
             suspend_payload: None,
             parked: None,
+            resume_schema: None,
+            parked_calls: Vec::new(),
             response_messages: self.transcript.answers(),
             messages: self.transcript.own(),
             remembered_messages: self.transcript.remembered(),

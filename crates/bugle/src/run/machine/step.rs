@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
-use super::*;
+use super::{park::CLOSED_BY_ABORT, *};
 use crate::{
     agent::OnStepLimit,
     chunk::{ChunkBody, ErrorInfo, FinishReason},
@@ -21,13 +21,20 @@ impl RunMachine {
                 self.show_echoes(echoes, effects);
                 self.end_aborted(now, effects);
             }
-            AfterCommit::RunTools if self.aborting => self.end_aborted(now, effects),
+            AfterCommit::RunTools if self.aborting => {
+                self.close_parked(CLOSED_BY_ABORT, effects);
+                self.end_aborted(now, effects);
+            }
             AfterCommit::Request { echoes } => {
                 self.show_echoes(echoes, effects);
                 self.request(effects);
             }
             AfterCommit::RunTools => {
                 self.phase = Phase::Tools;
+                if self.step_resumed {
+                    self.show_results(effects);
+                    self.acknowledge(effects);
+                }
                 let runs = self.calls.iter().enumerate().filter(|(_, state)| state.outcome.is_none());
                 let runs: Vec<ToolRun> = runs
                     .map(|(index, state)| ToolRun {
@@ -35,16 +42,26 @@ impl RunMachine {
                         id: state.call.id.clone(),
                         name: state.call.name.clone(),
                         args: state.call.args.clone(),
+                        resume: state.resume.clone(),
                     })
                     .collect();
+                if runs.is_empty() {
+                    // All that the step still had to do was decided.
+                    return self.tools_progressed(now, effects);
+                }
                 effects.push(RunEffect::RunTools(runs));
             }
             AfterCommit::ToolProgress => {
                 self.phase = Phase::Tools;
+                if self.step_resumed {
+                    // Part of the step was shown before it was parked: the rest as it becomes known (LOOP-096).
+                    self.show_results(effects);
+                }
                 if self.late_results {
                     self.tools_progressed(now, effects);
                 }
             }
+            AfterCommit::Park => self.parked(effects),
             AfterCommit::NextStep { echoes } => {
                 self.show_echoes(echoes, effects);
                 self.finish_step(effects);
@@ -81,7 +98,8 @@ impl RunMachine {
             AfterCommit::Request { .. }
             | AfterCommit::NextStep { .. }
             | AfterCommit::RunTools
-            | AfterCommit::ToolProgress => {
+            | AfterCommit::ToolProgress
+            | AfterCommit::Park => {
                 effects.push(self.chunk(Payload::Error { error: error.clone() }));
                 effects.push(RunEffect::End(Ending::Failed(error)));
             }
@@ -115,6 +133,7 @@ impl RunMachine {
         self.response = Response::default();
         self.calls.clear();
         self.iteration_judged = false;
+        self.step_resumed = false;
         self.step_started = false;
         self.step_result = None;
         if let Some(structured) = &mut self.structured {
@@ -187,7 +206,7 @@ impl RunMachine {
         if calls.is_empty() {
             return self.boundary(now, effects);
         }
-        self.calls = calls.into_iter().map(|call| CallState { call, outcome: None }).collect();
+        self.calls = calls.into_iter().map(CallState::new).collect();
         if self.last_turn {
             return self.refuse_calls(now, effects);
         }

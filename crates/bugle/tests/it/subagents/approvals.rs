@@ -202,7 +202,10 @@ async fn sub_122_sub_126_a_suspension_below_is_answered_by_data_that_is_checked(
     let (chunks, output) = case.pair.stream("hi").await;
     assert_eq!(output.finish_reason, FinishReason::Suspended);
     let asked = serde_json::to_value(chunks.last().unwrap()).unwrap();
-    assert_eq!((&asked["type"], &asked["payload"]["toolName"]), (&json!("tool-call-suspended"), &json!("agent-explorer")));
+    assert_eq!(
+        (&asked["type"], &asked["payload"]["toolName"]),
+        (&json!("tool-call-suspended"), &json!("agent-explorer"))
+    );
     assert_eq!((&asked["payload"]["toolCallId"], &asked["payload"]["args"]["prompt"]), (&json!("c1"), &json!("go")));
     assert_eq!(asked["payload"]["suspendPayload"], json!({"question": "which?"}));
     assert!(asked["payload"]["resumeSchema"].as_str().unwrap().contains("answer"));
@@ -278,9 +281,11 @@ async fn ruling_16_sub_073_the_iteration_goes_on_after_a_resume() {
 #[tokio::test(start_paused = true)]
 async fn sub_129_parallel_delegations_wait_side_by_side_and_are_answered_in_any_order() {
     for reversed in [false, true] {
-        let both = Script::new()
-            .call_as("c1", "agent-explorer", r#"{"prompt":"one"}"#)
-            .call_as("c2", "agent-explorer", r#"{"prompt":"two"}"#);
+        let both = Script::new().call_as("c1", "agent-explorer", r#"{"prompt":"one"}"#).call_as(
+            "c2",
+            "agent-explorer",
+            r#"{"prompt":"two"}"#,
+        );
         let child = ScriptedModel::recording();
         let (parent, count) = (scripted(vec![both, Script::from("ok")]), Count::default());
         let script = |path: &str| format!("[[call delete-file {{\"path\":\"{path}\"}}]] [[say removed {path}]]");
@@ -307,9 +312,8 @@ async fn sub_129_parallel_delegations_wait_side_by_side_and_are_answered_in_any_
 
 #[tokio::test(start_paused = true)]
 async fn sub_130_several_calls_below_surface_one_after_another() {
-    let two = Script::new()
-        .call_as("d1", "delete-file", r#"{"path":"/1"}"#)
-        .call_as("d2", "delete-file", r#"{"path":"/2"}"#);
+    let two =
+        Script::new().call_as("d1", "delete-file", r#"{"path":"/1"}"#).call_as("d2", "delete-file", r#"{"path":"/2"}"#);
     let case =
         Case::new(vec![to_explorer("go"), Script::from("ok")], vec![two, Script::from("both")], Delegation::default())
             .await;
@@ -359,7 +363,10 @@ async fn sub_120_sub_164_at_depth_three_with_a_restart_by_any_id() {
             chunks.push(chunk.chunk().clone());
         }
         let asked = serde_json::to_value(chunks.last().unwrap()).unwrap();
-        assert_eq!((&asked["type"], &asked["payload"]["toolName"]), (&json!("tool-call-approval"), &json!("delete-file")));
+        assert_eq!(
+            (&asked["type"], &asked["payload"]["toolName"]),
+            (&json!("tool-call-approval"), &json!("delete-file"))
+        );
         assert_eq!(asked["payload"]["toolCallId"], "c1");
         let run_id = stream.run_id.clone();
         first.bugle.shutdown(std::time::Duration::ZERO).await;
@@ -410,7 +417,8 @@ async fn sub_135_an_abort_while_waiting_discards_all_levels_and_leaves_a_well_fo
     assert_eq!(case.count.get(), 0);
     let stored = case.pair.world.stored().await;
     let parts = stored.iter().flat_map(|message| &message.content.parts);
-    let open = parts.filter(|part| matches!(part, Part::ToolInvocation(call) if call.tool_invocation.state == ToolState::Call));
+    let open = parts
+        .filter(|part| matches!(part, Part::ToolInvocation(call) if call.tool_invocation.state == ToolState::Call));
     assert_eq!(open.count(), 0, "{stored:?}");
     assert_eq!(case.pair.generate("go on").await.text, "next");
 }
@@ -443,9 +451,11 @@ async fn sub_081_sub_082_what_a_hook_said_survives_a_siblings_wait_and_a_restart
         })
     };
     let script = "[[call delete-file {\"path\":\"/2\"}]] [[say removed]]";
-    let calls = Script::new()
-        .call_as("c1", "agent-explorer", r#"{"prompt":"[[say fast]]"}"#)
-        .call_as("c2", "agent-explorer", &json!({ "prompt": script }).to_string());
+    let calls = Script::new().call_as("c1", "agent-explorer", r#"{"prompt":"[[say fast]]"}"#).call_as(
+        "c2",
+        "agent-explorer",
+        &json!({ "prompt": script }).to_string(),
+    );
     let (child, count) = (ScriptedModel::recording(), Count::default());
     let parent = scripted(vec![calls]);
     let lead = Case::build(&parent, &child, &count, delegation());
@@ -467,9 +477,7 @@ async fn sub_081_sub_082_what_a_hook_said_survives_a_siblings_wait_and_a_restart
 // Reports.
 
 fn two_deletes() -> Script {
-    Script::new()
-        .call_as("d1", "delete-file", r#"{"path":"/a"}"#)
-        .call_as("d2", "delete-file", r#"{"path":"/b"}"#)
+    Script::new().call_as("d1", "delete-file", r#"{"path":"/a"}"#).call_as("d2", "delete-file", r#"{"path":"/b"}"#)
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,7 +15,9 @@ use bugle::{
     json::{Value, json},
     memory::MemoryOptions,
     message::{PromptOptions, build_prompt},
-    model::{AssistantPart, LanguageModel, ModelError, ModelRequest, ModelResponse, PromptMessage, Script, ScriptedModel},
+    model::{
+        AssistantPart, LanguageModel, ModelError, ModelRequest, ModelResponse, PromptMessage, Script, ScriptedModel,
+    },
     runtime::{Bugle, SubscribeOptions, SuspendedQuery, ToolApproval},
     storage::{ParkedQuery, Storage, ThreadQuery},
     tool::{Approval, ToolContext, ToolError},
@@ -136,7 +138,8 @@ impl Oracle {
         if !open.is_empty() {
             self.fault(format!("{who}: calls {open:?} have no results"));
         }
-        if asked && matches!(prompt.last(), None | Some(PromptMessage::Assistant { .. } | PromptMessage::System { .. })) {
+        if asked && matches!(prompt.last(), None | Some(PromptMessage::Assistant { .. } | PromptMessage::System { .. }))
+        {
             self.fault(format!("{who}: the prompt ends with {:?}", prompt.last()));
         }
     }
@@ -238,8 +241,18 @@ impl Tree {
         let store = Faulty::new();
         let (bugle, agent) = Self::process(&top, &oracle, &store).await;
         let thread = ThreadKey::new("user", "thread");
-        let mut tree =
-            Self { rng, top, oracle, store, bugle, agent, thread, deaths: 0, aborted: false, approved: BTreeSet::new() };
+        let mut tree = Self {
+            rng,
+            top,
+            oracle,
+            store,
+            bugle,
+            agent,
+            thread,
+            deaths: 0,
+            aborted: false,
+            approved: BTreeSet::new(),
+        };
         tree.plan_death();
         tree
     }
