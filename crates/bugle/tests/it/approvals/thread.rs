@@ -219,10 +219,10 @@ async fn sig_452_an_idle_suspended_thread_is_nobodys() {
     let world = world([call_remove("c1", "/a"), done()], &Count::default()).await;
     let run_id = world.run("go").await.output.run_id;
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let claim = LeaseClaim { owner: "somebody else".into(), ttl: Duration::from_millis(10) };
+    let claim = LeaseClaim::new("somebody else", Duration::from_millis(10));
     let lease = world.storage.acquire_lease(&world.thread, &claim).await.unwrap();
     assert!(matches!(lease, Lease::Held { .. }), "{lease:?}");
-    world.storage.release_lease(&world.thread, "somebody else").await.unwrap();
+    world.storage.release_lease(&world.thread, "somebody else", None).await.unwrap();
     let ran = resumed(&world.agent, &run_id, Decision::approve(None)).await;
     assert_eq!(ran.output.text, "done");
 }
