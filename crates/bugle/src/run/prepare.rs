@@ -108,8 +108,8 @@ pub(super) async fn prepare(
     }
     let thread = link.map(|link| link.key.clone()).or_else(|| detached?.thread.clone());
     let mut history = match &thread {
-        // A delegated run begins without, unless it keeps its thread (SUB-046).
-        Some(_) if detached.is_some_and(|detached| !detached.remembers) => Vec::new(),
+        // A delegated run begins without, unless it keeps its thread (SUB-046); one that goes on has all it needs.
+        Some(_) if detached.is_some_and(|detached| !detached.remembers || snapshot.is_some()) => Vec::new(),
         Some(thread) if agent.memory().is_some() || detached.is_some() => {
             let completes = match &kind {
                 SeedKind::Direct(input) => !input.tool_results.is_empty(),

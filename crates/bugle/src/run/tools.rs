@@ -31,10 +31,10 @@ pub(crate) struct ToolTable {
     active: Option<Vec<String>>,
     choice: ToolChoice,
     require_approval: bool,
-    approve_when: Option<ApproveWhen>,
-    strategy: ToolStrategy,
     /// Those of `tools` that delegate.
     delegates: IndexMap<String, Delegate>,
+    approve_when: Option<ApproveWhen>,
+    strategy: ToolStrategy,
 }
 
 /// What a call may use.
@@ -80,9 +80,9 @@ impl ToolTable {
             active: options.active_tools.clone(),
             choice,
             require_approval: options.require_tool_approval == Some(true),
+            delegates: IndexMap::new(),
             approve_when: options.approve_when.clone(),
             strategy: options.tool_strategy.unwrap_or_default(),
-            delegates: IndexMap::new(),
         }
     }
 
@@ -222,7 +222,7 @@ impl ToolTable {
             }
         }
         if let Some(delegate) = delegate {
-            return delegate.run(run, context, below).await;
+            return delegate.run((run.id, args), context, below).await;
         }
         let Some(execute) = tool.execute() else { return ToolOutcome::Client };
         let asked = args.clone();

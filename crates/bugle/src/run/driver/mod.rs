@@ -152,15 +152,15 @@ struct Driver {
     written: mpsc::Receiver<Written>,
     writer: mpsc::Sender<Written>,
     total_deadline: Option<Instant>,
+    /// What the run's delegations share.
+    delegations: Arc<DelegationState>,
+    detached: Option<Detached>,
     /// The calls of the step run one after the other (LOOP-063).
     sequential: bool,
     /// It works for another run.
     delegated: bool,
     claiming: Option<Claiming>,
     parked_at: Timestamp,
-    /// What the run's delegations share.
-    delegations: Arc<DelegationState>,
-    detached: Option<Detached>,
 }
 
 /// Runs a run to its end, whatever the code of its agent does: a panic ends the run, not the thread.
@@ -302,12 +302,12 @@ async fn drive_to_end(seed: RunSeed) {
         written,
         writer,
         total_deadline: total.map(|ms| Instant::now() + Duration::from_secs_f64(ms / 1000.0)),
+        delegations,
+        detached,
         sequential: false,
         delegated,
         claiming,
         parked_at: Timestamp::default(),
-        delegations,
-        detached,
     });
     let ending = driver.run().await;
     driver.finish(ending, output).await;

@@ -87,14 +87,14 @@ impl Driver {
         // A task that was cut off has been answered for already.
         if let Ok((index, outcome)) = done {
             self.running_tools.retain(|running| *running != index);
+            if let Some(record) = self.delegations.take_change() {
+                events.push_back(RunEvent::Delegated(record));
+            }
             if self.sequential && matches!(outcome, ToolOutcome::Parked(_)) {
                 // What comes after it waits for the decision (LOOP-095).
                 for run in std::mem::take(&mut self.waiting_tools) {
                     events.push_back(RunEvent::ToolDone { index: run.index, outcome: ToolOutcome::NotStarted });
                 }
-            }
-            if let Some(record) = self.delegations.take_change() {
-                events.push_back(RunEvent::Delegated(record));
             }
             events.push_back(RunEvent::ToolDone { index, outcome });
         }

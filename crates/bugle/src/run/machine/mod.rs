@@ -160,6 +160,14 @@ pub(crate) struct RunMachine {
     stop_cause: Option<String>,
     /// How often the run was gone on with since it had finished this many steps.
     recoveries: (u32, u32),
+    /// What delegations have led to.
+    delegation: DelegationRecord,
+    /// The hook was asked about the current iteration.
+    iteration_judged: bool,
+    /// The current turn is the last one granted; it offers no tools (SUB-111).
+    last_turn: bool,
+    /// The id of the answer after this step.
+    next_message_id: Option<MessageId>,
     /// The step at work was parked before.
     step_resumed: bool,
     /// What is to become of the parked run.
@@ -170,14 +178,6 @@ pub(crate) struct RunMachine {
     earlier_text: String,
     /// The first message of the answer, after failed completion checks (SCO-048).
     answer_message: Option<MessageId>,
-    /// What delegations have led to.
-    delegation: DelegationRecord,
-    /// The hook was asked about the current iteration.
-    iteration_judged: bool,
-    /// The current turn is the last one granted; it offers no tools (SUB-111).
-    last_turn: bool,
-    /// The id of the answer after this step.
-    next_message_id: Option<MessageId>,
 }
 
 impl RunMachine {
@@ -218,14 +218,14 @@ impl RunMachine {
             step_result: None,
             stop_cause: None,
             recoveries: (0, 0),
-            step_resumed: false,
-            resolution: None,
-            earlier_text: String::new(),
-            answer_message: None,
             delegation: DelegationRecord::default(),
             iteration_judged: false,
             last_turn: false,
             next_message_id: None,
+            step_resumed: false,
+            resolution: None,
+            earlier_text: String::new(),
+            answer_message: None,
         }
     }
 
@@ -315,11 +315,11 @@ impl RunMachine {
             recoveries: if self.step_count() > self.recoveries.1 { 0 } else { self.recoveries.0 },
             phase,
             options: self.settings.stored_options.clone(),
+            delegation: self.delegation.clone(),
+            last_turn: self.last_turn,
             step: has_step.then(|| self.parked_step()),
             kept: if has_step { self.transcript.kept(!self.settings.stores) } else { Vec::new() },
             answer_from: self.answer_message.clone(),
-            delegation: self.delegation.clone(),
-            last_turn: self.last_turn,
         }
     }
 

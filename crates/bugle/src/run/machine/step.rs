@@ -132,8 +132,8 @@ impl RunMachine {
     pub(super) fn request(&mut self, effects: &mut Effects) {
         self.response = Response::default();
         self.calls.clear();
-        self.step_resumed = false;
         self.iteration_judged = false;
+        self.step_resumed = false;
         self.step_started = false;
         self.step_result = None;
         if let Some(structured) = &mut self.structured {
