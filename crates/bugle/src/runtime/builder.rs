@@ -80,6 +80,7 @@ impl BugleBuilder {
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock)),
             hub: Hub::default(),
             lease_ttl: self.lease_ttl.unwrap_or(Duration::from_secs(15)).max(Duration::from_millis(30)),
+            lane_locks: Default::default(),
             draining: std::sync::atomic::AtomicBool::new(false),
             swept: parking_lot::Mutex::default(),
         });

@@ -3,10 +3,12 @@
 mod agents;
 mod builder;
 mod outcome;
+mod state;
 
 pub use agents::AgentHandle;
 pub use builder::BugleBuilder;
 pub use outcome::*;
+pub use state::{StatePersisted, StateSent};
 
 use std::{
     fmt,
@@ -61,6 +63,8 @@ pub(crate) struct Inner {
     pub(crate) clock: SharedClock,
     pub(crate) hub: Hub,
     pub(crate) lease_ttl: Duration,
+    /// Makes state of one thread be accepted one after the other (STATE-081).
+    pub(crate) lane_locks: state::LaneLocks,
     draining: AtomicBool,
     /// Where the last look at the store for unfinished threads ended, if it did not see all.
     swept: Mutex<Option<ThreadKey>>,
