@@ -1,9 +1,10 @@
-//! An agent, and a thread as one agent sees it: follow, send, queue, stop, and what waits.
+//! An agent, and a thread as one agent sees it: follow, send, queue, stop, what waits, and runs that wait for a person.
 
 use bugle::{
     MessageId, RunId, Signal,
     json::{Object, Value, json},
     runtime::{PendingInput, PromoteTo},
+    time::Timestamp,
 };
 use reqwest::Method;
 
@@ -12,7 +13,10 @@ use crate::{
     http::{Http, segment},
     input::Input,
     subscription::{RunStream, SubscribeOptions, Subscription},
-    types::{Aborted, Accepted, Cancelled, EditInput, Edited, Generated, Pending, Promoted},
+    types::{
+        Aborted, Accepted, ApprovalAccepted, Cancelled, Discarded, EditInput, Edited, Generated, Pending, Promoted,
+        SuspendedQuery, SuspendedRuns, ToolApproval,
+    },
 };
 
 /// An agent of a server. Cheap to clone.
@@ -47,8 +51,103 @@ impl Agent {
 
     /// Runs the agent and follows the run; dropping the stream aborts the run.
     pub async fn stream(&self, messages: impl Into<Value>, options: Object) -> Result<RunStream, Error> {
-        let request = self.post("stream", &run_body(messages.into(), options));
-        Ok(RunStream::new(self.http.clone(), self.http.send(request).await?))
+        self.follow("stream", &run_body(messages.into(), options)).await
+    }
+
+    /// Lets a call run that waits for approval, and follows the rest of its run; dropping the stream aborts the run.
+    /// `options` are the fields of HTTP §5.1. On a thread that others follow, [`Thread::send_tool_approval`] is better.
+    ///
+    /// # Errors
+    /// [`Error::Status`] 404 if the run does not wait, 409 if the call was answered already (HTTP-108).
+    pub async fn approve(&self, run: &RunId, call: &str, options: Object) -> Result<RunStream, Error> {
+        self.follow("approve-tool-call", &answer_body(run, call, None, options)).await
+    }
+
+    /// Declines a call that waits for approval; the model is told `reason`.
+    ///
+    /// # Errors
+    /// As [`Self::approve`].
+    pub async fn decline(
+        &self,
+        run: &RunId,
+        call: &str,
+        reason: Option<&str>,
+        options: Object,
+    ) -> Result<RunStream, Error> {
+        self.follow("decline-tool-call", &answer_body(run, call, reason, options)).await
+    }
+
+    /// As [`Self::approve`], and waits for the end of the run. Dropping the future aborts it.
+    ///
+    /// # Errors
+    /// As [`Self::approve`].
+    pub async fn approve_generate(&self, run: &RunId, call: &str, options: Object) -> Result<Generated, Error> {
+        self.http.json(self.post("approve-tool-call-generate", &answer_body(run, call, None, options))).await
+    }
+
+    /// As [`Self::decline`], and waits for the end of the run. Dropping the future aborts it.
+    ///
+    /// # Errors
+    /// As [`Self::approve`].
+    pub async fn decline_generate(
+        &self,
+        run: &RunId,
+        call: &str,
+        reason: Option<&str>,
+        options: Object,
+    ) -> Result<Generated, Error> {
+        self.http.json(self.post("decline-tool-call-generate", &answer_body(run, call, reason, options))).await
+    }
+
+    /// Gives a suspended tool what it asked for, and follows the rest of its run; dropping the stream aborts the run.
+    /// Without `call` the first call that waits is meant.
+    ///
+    /// # Errors
+    /// As [`Self::approve`].
+    pub async fn resume(
+        &self,
+        run: &RunId,
+        call: Option<&str>,
+        data: impl Into<Value>,
+        mut options: Object,
+    ) -> Result<RunStream, Error> {
+        options.insert("runId".into(), json!(run));
+        options.insert("resumeData".into(), data.into());
+        if let Some(call) = call {
+            options.insert("toolCallId".into(), json!(call));
+        }
+        self.follow("resume-stream", &Value::Object(options)).await
+    }
+
+    /// The agent's runs that wait for a person, newest first (HTTP-101).
+    pub async fn suspended_runs(&self, query: &SuspendedQuery) -> Result<SuspendedRuns, Error> {
+        let number = |number: Option<u32>| number.map(|number| number.to_string());
+        let time = |time: Option<Timestamp>| time.map(|time| time.to_string());
+        let all = [
+            ("threadId", query.thread_id.clone()),
+            ("resourceId", query.resource_id.clone()),
+            ("fromDate", time(query.from)),
+            ("toDate", time(query.to)),
+            ("perPage", number(query.per_page)),
+            ("page", number(query.page)),
+        ];
+        let given: Vec<(&str, String)> = all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
+        let request = self.http.request(Method::GET, &format!("{}/suspended-runs", self.path));
+        self.http.json(request.query(&given)).await
+    }
+
+    /// Gives up a run that waits for a person: its open calls fail, and its thread goes on.
+    ///
+    /// # Errors
+    /// [`Error::Status`] 404 if the run does not wait.
+    pub async fn discard_suspended_run(&self, run: &RunId) -> Result<bool, Error> {
+        let path = format!("{}/suspended-runs/{}", self.path, segment(run));
+        let answer: Discarded = self.http.json(self.http.request(Method::DELETE, &path)).await?;
+        Ok(answer.discarded)
+    }
+
+    async fn follow(&self, route: &str, body: &Value) -> Result<RunStream, Error> {
+        Ok(RunStream::new(self.http.clone(), self.http.send(self.post(route, body)).await?))
     }
 
     fn post(&self, route: &str, body: &Value) -> reqwest::RequestBuilder {
@@ -58,6 +157,15 @@ impl Agent {
 
 fn run_body(messages: Value, mut options: Object) -> Value {
     options.insert("messages".into(), messages);
+    Value::Object(options)
+}
+
+fn answer_body(run: &RunId, call: &str, reason: Option<&str>, mut options: Object) -> Value {
+    options.insert("runId".into(), json!(run));
+    options.insert("toolCallId".into(), json!(call));
+    if let Some(reason) = reason {
+        options.insert("reason".into(), json!(reason));
+    }
     Value::Object(options)
 }
 
@@ -113,15 +221,27 @@ impl Thread {
         self.post("queue-signal", signal.signal_body(&self.resource, &self.id)).await
     }
 
-    /// Answers a call that waits for a person (HTTP-102). `reason` and `resumeData` go into `fields`.
+    /// Answers a call that waits for a person; the rest of the run comes on the thread's subscriptions (HTTP-102).
     ///
     /// # Errors
-    /// [`Error::Status`] 501 from a server that does not have approvals yet.
-    pub async fn send_tool_approval(&self, call: &str, approved: bool, fields: Object) -> Result<Value, Error> {
-        let mut body = fields;
-        body.insert("toolCallId".into(), json!(call));
-        body.insert("approved".into(), json!(approved));
+    /// [`Error::Status`] 404 if no run of the thread waits on that call, 409 if it was answered already, or if several
+    /// calls fit.
+    pub async fn send_tool_approval(&self, approval: &ToolApproval) -> Result<ApprovalAccepted, Error> {
+        let Value::Object(body) = json!(approval) else { return Err(Error::protocol("no object")) };
         self.post("send-tool-approval", self.with(body)).await
+    }
+
+    /// The runs of the thread that wait for a person.
+    ///
+    /// # Errors
+    /// [`Error::Status`] 404 if there is no such thread.
+    pub async fn suspended_runs(&self) -> Result<SuspendedRuns, Error> {
+        let query = SuspendedQuery {
+            thread_id: Some(self.id.clone()),
+            resource_id: Some(self.resource.clone()),
+            ..SuspendedQuery::default()
+        };
+        self.agent.suspended_runs(&query).await
     }
 
     /// Stops the thread's run; `true` iff one was asked to stop. `expected` guards against stopping a later run.

@@ -37,4 +37,7 @@ pub use client::{Client, ClientBuilder, ThreadQuery};
 pub use error::Error;
 pub use input::{Input, Routing};
 pub use subscription::{Delivery, RunStream, SubscribeOptions, Subscription};
-pub use types::{Accepted, AgentInfo, EditInput, Generated, Page, Promoted};
+pub use types::{
+    Accepted, AgentInfo, ApprovalAccepted, EditInput, Generated, Page, Promoted, SuspendedCall, SuspendedQuery,
+    SuspendedRun, SuspendedRuns, ToolApproval,
+};

@@ -5,6 +5,7 @@ use bugle::{
     json::{Object, Value},
     runtime::{Action, PromoteTo},
     signal::{Attributes, Contents},
+    time::Timestamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -87,6 +88,124 @@ pub struct Generated {
     /// All other fields.
     #[serde(flatten)]
     pub fields: Object,
+}
+
+/// An answer to a call that waits for a person (HTTP-102).
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ToolApproval {
+    /// The call; of a delegation, the outer or the inner call (ruling 7).
+    pub tool_call_id: String,
+    /// Whether the call may run. Default: no.
+    pub approved: bool,
+    /// Why not; the model is told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What a suspended tool asked for; stands in for the verdict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resume_data: Option<Value>,
+    /// Input of the run that goes on, or results of client tools.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<Value>,
+    /// Fields of HTTP §5.1 for the run that goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stream_options: Option<Object>,
+}
+
+impl ToolApproval {
+    /// The call may run.
+    pub fn approve(call: impl Into<String>) -> Self {
+        Self { tool_call_id: call.into(), approved: true, ..Self::default() }
+    }
+
+    /// The call may not run.
+    pub fn decline(call: impl Into<String>, reason: Option<String>) -> Self {
+        Self { tool_call_id: call.into(), reason, ..Self::default() }
+    }
+
+    /// What a suspended tool asked for.
+    pub fn resume(call: impl Into<String>, data: impl Into<Value>) -> Self {
+        Self { resume_data: Some(data.into()), ..Self::approve(call) }
+    }
+}
+
+/// The answer counts; the rest of the run comes on the thread's subscriptions.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ApprovalAccepted {
+    /// The run that goes on.
+    pub run_id: RunId,
+    /// The call that was answered.
+    #[serde(default)]
+    pub tool_call_id: Option<String>,
+}
+
+/// Which runs that wait to list. All conditions hold at once.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct SuspendedQuery {
+    /// Of this thread.
+    pub thread_id: Option<String>,
+    /// Of this resource.
+    pub resource_id: Option<String>,
+    /// Suspended at this time or later.
+    pub from: Option<Timestamp>,
+    /// Suspended at this time or before.
+    pub to: Option<Timestamp>,
+    /// So many. Default: all.
+    pub per_page: Option<u32>,
+    /// Which page, from 0.
+    pub page: Option<u32>,
+}
+
+/// Runs that wait for a person, newest first (HTTP-101).
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub struct SuspendedRuns {
+    /// The page's runs.
+    pub runs: Vec<SuspendedRun>,
+    /// How many there are on all pages.
+    pub total: u64,
+}
+
+/// A run that waits for a person.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SuspendedRun {
+    /// The run.
+    pub run_id: RunId,
+    /// Its thread, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thread_id: Option<String>,
+    /// Whose it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource_id: Option<String>,
+    /// Since when it waits.
+    pub suspended_at: Timestamp,
+    /// What it waits for.
+    pub tool_calls: Vec<SuspendedCall>,
+}
+
+/// A call that waits for a person.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SuspendedCall {
+    /// The call.
+    pub tool_call_id: String,
+    /// The tool; of a delegation, the tool that waits inside it.
+    #[serde(default)]
+    pub tool_name: String,
+    /// Its arguments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub args: Option<Value>,
+    /// It waits for an approval; else the tool has suspended itself and waits for data.
+    pub requires_approval: bool,
+    /// What the tool told the person.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspend_payload: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Discarded {
+    pub(crate) discarded: bool,
 }
 
 #[derive(Debug, Deserialize)]

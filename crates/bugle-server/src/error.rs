@@ -134,6 +134,7 @@ impl From<StorageError> for Failure {
             StorageError::Busy { .. } | StorageError::Exists { .. } | StorageError::DifferentContent { .. } => {
                 Self::conflict(text)
             }
+            StorageError::NotParked { .. } => Self::new(StatusCode::CONFLICT, text),
             StorageError::Invalid(_) => Self::bad_request(text),
             StorageError::Unsupported { .. } => Self::unsupported(text),
             StorageError::StaleEpoch { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
@@ -162,6 +163,12 @@ impl From<Error> for Failure {
                 Self::conflict(text).with_run(&run_id)
             }
             Error::RunIdTaken { run_id } => Self::conflict(text).with_run(&run_id),
+            Error::NotSuspended { run_id, .. } => Self::conflict(text).with_run(&run_id),
+            Error::NoSuspendedRun { .. } | Error::NoSuspendedThreadRun { .. } => Self::not_found(text),
+            Error::AmbiguousSuspendedRuns { .. } | Error::AmbiguousToolCall { .. } => {
+                Self::new(StatusCode::CONFLICT, text)
+            }
+            Error::MissingResumeTarget => Self::bad_request(text),
             Error::Draining | Error::OwnedElsewhere { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
             Error::State(error) => match error.code {
                 "state_thread_not_found" => Self::unknown_thread(),

@@ -67,6 +67,51 @@ pub enum Error {
         /// The id.
         run_id: RunId,
     },
+    /// No such run is parked (LOOP-115): unknown, ended, discarded, or gone on with.
+    #[error("run {run_id} is not suspended; it may have been resumed, completed or discarded already")]
+    NoSuspendedRun {
+        /// The run.
+        run_id: RunId,
+    },
+    /// The run does not wait for this call (LOOP-115).
+    #[error("run {run_id} does not wait for {}; it may have been answered already", .tool_call_id.as_deref().unwrap_or("any call"))]
+    NotSuspended {
+        /// The run.
+        run_id: RunId,
+        /// The call, if one was named.
+        tool_call_id: Option<String>,
+        /// The call is one of the step's: it was answered before.
+        answered: bool,
+    },
+    /// No run of the thread waits for a person (LOOP-119, LOOP-120).
+    #[error(
+        "no active or suspended run was found for thread {thread}; the run may have completed or been resumed already"
+    )]
+    NoSuspendedThreadRun {
+        /// The thread.
+        thread: ThreadKey,
+        /// The call, if one was named.
+        tool_call_id: Option<String>,
+    },
+    /// Several runs of the thread wait, and no call was named (LOOP-119).
+    #[error("several runs of thread {thread} wait for a person ({}); name the tool call", run_ids.iter().map(RunId::as_str).collect::<Vec<_>>().join(", "))]
+    AmbiguousSuspendedRuns {
+        /// The thread.
+        thread: ThreadKey,
+        /// The runs.
+        run_ids: Vec<RunId>,
+    },
+    /// An inner call id fits several pending calls (ruling 37).
+    #[error("call {tool_call_id} is pending below several calls ({}); name one of these", tool_call_ids.join(", "))]
+    AmbiguousToolCall {
+        /// The id given.
+        tool_call_id: String,
+        /// The outer calls it lies below.
+        tool_call_ids: Vec<String>,
+    },
+    /// What is to be resumed was not said (LOOP-120).
+    #[error("a run or a tool call to resume is required")]
+    MissingResumeTarget,
     /// No such input waits.
     #[error("no input {0} waits on this thread")]
     UnknownInput(MessageId),
@@ -96,6 +141,22 @@ pub enum Error {
 }
 
 impl Error {
+    /// The id by which clients of the reference know this error, if it has one.
+    pub fn id(&self) -> Option<&'static str> {
+        match self {
+            Self::NoSuspendedRun { .. } => Some("AGENT_RESUME_NO_SNAPSHOT_FOUND"),
+            Self::NotSuspended { .. } | Self::AmbiguousToolCall { .. } => Some("AGENT_RESUME_TOOL_CALL_NOT_SUSPENDED"),
+            Self::NoSuspendedThreadRun { .. } => Some("AGENT_SEND_TOOL_APPROVAL_NO_ACTIVE_THREAD_RUN"),
+            Self::AmbiguousSuspendedRuns { .. } => Some("AGENT_SEND_TOOL_APPROVAL_AMBIGUOUS_SUSPENDED_RUNS"),
+            Self::MissingResumeTarget => Some("AGENT_SEND_STREAM_RESUME_MISSING_TARGET"),
+            Self::Run(error) => match error.id.as_deref() {
+                Some("AGENT_TOOL_NAME_COLLISION") => Some("AGENT_TOOL_NAME_COLLISION"),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     /// A configuration error.
     pub fn configuration(message: impl Into<String>) -> Self {
         Self::Configuration(message.into())

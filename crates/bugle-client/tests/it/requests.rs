@@ -1,6 +1,6 @@
 //! Plain calls: what is sent, what is repeated, what a refusal becomes.
 
-use bugle_client::{Client, Error, Input};
+use bugle_client::{Client, Error, Input, SuspendedQuery, ToolApproval};
 use serde_json::{Value, json};
 
 use crate::support::server;
@@ -107,6 +107,108 @@ async fn http_240_pending_promote_edit_and_cancel_speak_their_routes() {
             ),
             ("PATCH /api/agents/a/queued-messages/s1 HTTP/1.1".into(), target(json!({"contents": "new"}))),
             ("POST /api/agents/a/cancel-queued-messages HTTP/1.1".into(), target(json!({"signalIds": ["s1"]}))),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn http_099_approvals_speak_their_routes() {
+    let (url, requests) = server();
+    let agent = Client::new(url).unwrap().agent("a");
+    let thread = agent.thread("r", "t");
+    let answering = tokio::task::spawn_blocking(move || {
+        let mut seen = Vec::new();
+        for body in [
+            r#"{"runs":[{"runId":"r1","status":"suspended","threadId":"t","resourceId":"r","suspendedAt":"2026-01-01T00:00:00.000Z","toolCalls":[{"toolCallId":"c1","toolName":"remove","args":{"path":"/a"},"requiresApproval":true}]}],"total":3}"#,
+            r#"{"accepted":true,"runId":"r1","toolCallId":"c1"}"#,
+            r#"{"accepted":true,"runId":"r1","toolCallId":"c1"}"#,
+            r#"{"text":"done","finishReason":"stop","runId":"r1"}"#,
+            r#"{"text":"not done","finishReason":"stop","runId":"r1"}"#,
+            r#"{"discarded":true,"runId":"r 1"}"#,
+        ] {
+            let request = requests.recv().unwrap();
+            let line = request.head.lines().next().unwrap().trim_end_matches(" HTTP/1.1").to_owned();
+            let sent: Value = serde_json::from_str(&request.body).unwrap_or_default();
+            request.json("200 OK", body);
+            seen.push((line, sent));
+        }
+        seen
+    });
+    let query = SuspendedQuery {
+        thread_id: Some("t".into()),
+        from: Some(bugle::time::Timestamp::from_millis(0)),
+        per_page: Some(2),
+        ..SuspendedQuery::default()
+    };
+    let waiting = agent.suspended_runs(&query).await.unwrap();
+    let call = &waiting.runs[0].tool_calls[0];
+    assert_eq!((waiting.total, call.tool_call_id.as_str(), call.requires_approval), (3, "c1", true));
+    let accepted = thread.send_tool_approval(&ToolApproval::decline("c1", Some("no".into()))).await.unwrap();
+    assert_eq!((accepted.run_id.as_str(), accepted.tool_call_id.as_deref()), ("r1", Some("c1")));
+    thread.send_tool_approval(&ToolApproval::resume("c1", json!({"answer": "blue"}))).await.unwrap();
+    let run = "r1".into();
+    assert_eq!(agent.approve_generate(&run, "c1", serde_json::Map::new()).await.unwrap().text, "done");
+    let declined = agent.decline_generate(&run, "c1", Some("no"), serde_json::Map::new()).await.unwrap();
+    assert_eq!(declined.text, "not done");
+    assert!(agent.discard_suspended_run(&"r 1".into()).await.unwrap());
+    let seen = answering.await.unwrap();
+    let on_thread = |mut more: Value| {
+        more["threadId"] = "t".into();
+        more["resourceId"] = "r".into();
+        more
+    };
+    let post = |route: &str| format!("POST /api/agents/a/{route}");
+    assert_eq!(
+        seen,
+        [
+            (
+                "GET /api/agents/a/suspended-runs?threadId=t&fromDate=1970-01-01T00%3A00%3A00.000Z&perPage=2".into(),
+                Value::Null
+            ),
+            (post("send-tool-approval"), on_thread(json!({"toolCallId": "c1", "approved": false, "reason": "no"}))),
+            (
+                post("send-tool-approval"),
+                on_thread(json!({"toolCallId": "c1", "approved": true, "resumeData": {"answer": "blue"}}))
+            ),
+            (post("approve-tool-call-generate"), json!({"runId": "r1", "toolCallId": "c1"})),
+            (post("decline-tool-call-generate"), json!({"runId": "r1", "toolCallId": "c1", "reason": "no"})),
+            ("DELETE /api/agents/a/suspended-runs/r%201".into(), Value::Null),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn http_104_a_run_that_goes_on_is_followed_to_its_end() {
+    let (url, requests) = server();
+    let agent = Client::new(url).unwrap().agent("a");
+    let answering = tokio::task::spawn_blocking(move || {
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            let mut request = requests.recv().unwrap();
+            let line = request.head.lines().next().unwrap().to_owned();
+            seen.push((line, serde_json::from_str::<Value>(&request.body).unwrap()));
+            request.event_stream();
+            request.write("data: {\"type\":\"text-delta\",\"runId\":\"r1\",\"payload\":{\"id\":\"t\",\"text\":\"a\"}}\n\ndata: [DONE]\n\n");
+        }
+        seen
+    });
+    let run = "r1".into();
+    let none = serde_json::Map::new;
+    for mut stream in [
+        agent.approve(&run, "c1", none()).await.unwrap(),
+        agent.decline(&run, "c1", Some("no"), none()).await.unwrap(),
+        agent.resume(&run, None, json!(false), none()).await.unwrap(),
+    ] {
+        assert_eq!(stream.next().await.unwrap().unwrap().kind(), "text-delta");
+        assert!(stream.next().await.is_none());
+    }
+    let post = |route: &str| format!("POST /api/agents/a/{route} HTTP/1.1");
+    assert_eq!(
+        answering.await.unwrap(),
+        [
+            (post("approve-tool-call"), json!({"runId": "r1", "toolCallId": "c1"})),
+            (post("decline-tool-call"), json!({"runId": "r1", "toolCallId": "c1", "reason": "no"})),
+            (post("resume-stream"), json!({"runId": "r1", "resumeData": false})),
         ]
     );
 }

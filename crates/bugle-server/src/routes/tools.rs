@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bugle::{
     AgentHandle, Tool,
     json::{Object, Value, json},
-    tool::{Approval, ToolContext, ToolError, ToolWriter},
+    tool::{Approval, ToolContext, ToolError},
 };
 
 use super::{Answer, Route, answer, route};
@@ -79,18 +79,11 @@ async fn run(call: &Call, tool: Tool, agent_id: &str) -> Answer {
     let abort = tokio_util::sync::CancellationToken::new();
     // A client that leaves drops this future; the tool is told so.
     let _left = abort.clone().drop_guard();
-    let context = ToolContext {
-        tool_call_id: format!("direct-{}", bugle::MessageId::fresh()),
-        run_id: None,
-        agent_id: agent_id.to_owned(),
-        thread: None,
-        messages: Arc::default(),
-        request_context: call.request_context(None),
-        abort,
-        resume_data: None,
-        writer: ToolWriter::default(),
-        runtime: Some(call.bugle().clone()),
-    };
+    let mut context = ToolContext::outside(format!("direct-{}", bugle::MessageId::fresh()));
+    agent_id.clone_into(&mut context.agent_id);
+    context.request_context = call.request_context(None);
+    context.abort = abort;
+    context.runtime = Some(call.bugle().clone());
     match Arc::clone(execute).execute(input, context).await {
         Ok(result) => Ok(answer(tool.check_output(&result).err().unwrap_or(result))),
         Err(ToolError::Suspend(_)) => {

@@ -261,6 +261,10 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
                 )?
                 .execute(params![resource, id, step.epoch as i64, *last_event as i64])?;
         }
+        RunChange::Park { .. } | RunChange::Resume(_) | RunChange::Discard { .. } => {
+            let store = "this SQLite store".to_owned();
+            return Err(Failure::Rule(StorageError::Unsupported { domain: "parked runs", store }));
+        }
     }
     Ok(())
 }

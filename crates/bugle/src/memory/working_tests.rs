@@ -28,6 +28,7 @@ fn context() -> ToolContext {
         request_context: crate::RequestContext::default(),
         abort: tokio_util::sync::CancellationToken::new(),
         resume_data: None,
+        resume: None,
         writer: ToolWriter::default(),
         runtime: None,
     }

@@ -78,6 +78,8 @@ pub struct RunOutput {
     pub consumed_signal_ids: Vec<MessageId>,
     /// Completion checks failed before the last answer; texts before it are left out of `text` (SCO-048).
     pub response: ResponseMetadata,
+    /// What a parked run leaves to the run that started it.
+    pub(crate) parked: Option<Box<super::parked::ParkedOutput>>,
 }
 
 /// A run as its caller sees it: every chunk from the first, then the result.
@@ -115,6 +117,7 @@ impl RunOutput {
             warnings: Vec::new(),
             consumed_signal_ids: Vec::new(),
             response: ResponseMetadata::default(),
+            parked: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::parked::{KeptMessage, ParkedStep};
 use crate::{chunk::Usage, id::MessageId};
 
 /// The state of a run between two commits.
@@ -34,6 +35,15 @@ pub struct RunSnapshot {
     /// Its options.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub options: Value,
+    /// The step whose calls wait for a person, or waited before the run was gone on with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<ParkedStep>,
+    /// Messages that no store holds: of a run without memory, of a delegated run, and those that are never stored.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<KeptMessage>,
+    /// The first message whose text counts as the answer; all if absent (SCO-048).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer_from: Option<MessageId>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]
@@ -49,4 +59,6 @@ pub enum SnapshotPhase {
     Request,
     /// Run tools: calls without a result were started.
     Tools,
+    /// Wait for a person: calls without a result were not started.
+    Parked,
 }

@@ -162,6 +162,7 @@ impl ToolTable {
             request_context: context.request_context,
             abort: context.abort.clone(),
             resume_data: None,
+            resume: None,
             writer: ToolWriter { sink: Some(context.written), tool_call_id: run.id },
             runtime: Some(context.runtime),
         };
@@ -170,7 +171,7 @@ impl ToolTable {
             Err(panic) => panicked(&*panic),
             Ok(Err(_)) if context.abort.is_cancelled() => ToolOutcome::Interrupted,
             Ok(Err(ToolError::Failed { message, name })) => ToolOutcome::Failed(ErrorInfo::new(name, message)),
-            Ok(Err(ToolError::Suspend(_))) => {
+            Ok(Err(ToolError::Suspend(_) | ToolError::Delegated(_))) => {
                 let message = format!("tool {} waits for a person, which this version cannot ask for", run.name);
                 ToolOutcome::Failed(ErrorInfo::new("ToolSuspensionUnavailable", message))
             }

@@ -275,6 +275,7 @@ impl AgentHandle {
                 output: Some(output_sender),
                 inner: inner.clone(),
                 streaming,
+                delegated: false,
             };
             inner.hub.tasks.spawn(async move {
                 let _claim = claim;

@@ -1,11 +1,13 @@
 //! The `Bugle` handle: agents, storage and threads of one runtime. Nothing is global.
 
 mod agents;
+mod approval;
 mod builder;
 mod outcome;
 mod state;
 
 pub use agents::AgentHandle;
+pub use approval::*;
 pub use builder::BugleBuilder;
 pub use outcome::*;
 pub use state::{StatePersisted, StateSent};

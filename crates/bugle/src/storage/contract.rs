@@ -5,6 +5,7 @@
 mod inbox;
 mod messages;
 mod notifications;
+mod parked;
 mod state;
 mod threads;
 
@@ -86,6 +87,34 @@ where
         inbox::overlapping_acceptances_keep_their_order,
         notifications::records_are_stored_listed_and_updated,
     ];
+    run(checks, factory).await;
+}
+
+/// As [`run_all`], for the part of the contract about parked runs.
+///
+/// # Panics
+/// If the store breaks the contract.
+pub async fn run_parked<F, Made>(factory: F)
+where
+    F: Fn() -> Made,
+    Made: Future<Output = SharedStorage>,
+{
+    let checks: Vec<Check> = checks![
+        parked::loop_100_a_parked_run_is_its_pair,
+        parked::loop_116_of_two_who_go_on_one_does,
+        parked::loop_118_parked_runs_are_listed_newest_first,
+        parked::loop_121_giving_up_deletes_the_pair,
+        parked::mem_019_a_deleted_thread_has_no_parked_run,
+        parked::runs_without_a_thread_are_parked,
+    ];
+    run(checks, factory).await;
+}
+
+async fn run<F, Made>(checks: Vec<Check>, factory: F)
+where
+    F: Fn() -> Made,
+    Made: Future<Output = SharedStorage>,
+{
     for (name, check) in checks {
         let store = factory().await;
         if let Err(error) = check(Arc::clone(&store)).await {
@@ -174,5 +203,6 @@ mod tests {
     #[tokio::test]
     async fn memory_fulfils_the_contract() {
         super::run_all(|| async { Arc::new(MemoryStorage::new()) as SharedStorage }).await;
+        super::run_parked(|| async { Arc::new(MemoryStorage::new()) as SharedStorage }).await;
     }
 }

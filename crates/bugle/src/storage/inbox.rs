@@ -9,7 +9,7 @@ use crate::{
     id::{MessageId, RunId, ThreadKey},
     message::StoredMessage,
     signal::Signal,
-    storage::NewThread,
+    storage::{NewThread, ParkedRun},
     time::Timestamp,
 };
 
@@ -180,6 +180,23 @@ pub enum RunChange {
     Save(RunRecord),
     /// The run has ended; remembers its last event id on the thread (HTTP-243).
     End {
+        /// The run.
+        run_id: RunId,
+        /// The number of the thread's last chunk in this epoch.
+        last_event: u64,
+    },
+    /// Parks the run: writes its pair of rows and ends its record; remembers its last event id on the thread.
+    Park {
+        /// The run, of this thread.
+        run: Box<ParkedRun>,
+        /// The number of the thread's last chunk in this epoch.
+        last_event: u64,
+    },
+    /// Goes on with a parked run: deletes its pair and saves its record. If the pair is gone, nothing of the commit is
+    /// written: [`StorageError::NotParked`](crate::storage::StorageError::NotParked) (LOOP-116).
+    Resume(RunRecord),
+    /// Gives a parked run up: deletes its pair; remembers its last event id on the thread. Fails as [`Self::Resume`] does.
+    Discard {
         /// The run.
         run_id: RunId,
         /// The number of the thread's last chunk in this epoch.

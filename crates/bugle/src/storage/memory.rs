@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 
 use super::{
     Accept, Accepted, CloneThread, ClonedThread, Commit, Direction, InboxEnd, InboxEntry, Lease, LeaseClaim,
-    MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ResourceChange, RunRecord, Storage,
-    StorageError, ThreadOrder, ThreadQuery, ThreadUpdate,
+    MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange,
+    RunRecord, Storage, StorageError, ThreadOrder, ThreadQuery, ThreadUpdate,
     rules::{self, LeaseState},
 };
 use crate::{
@@ -71,6 +71,7 @@ struct State {
     places: HashMap<MessageId, Place>,
     placed: HashMap<MessageId, Placed>,
     runs: BTreeMap<RunId, RunRecord>,
+    parked: BTreeMap<RunId, ParkedRun>,
     leases: HashMap<ThreadKey, LeaseState>,
     last_events: HashMap<ThreadKey, (u64, u64)>,
     notifications: HashMap<String, Vec<NotificationRecord>>,
@@ -103,6 +104,7 @@ impl State {
         self.notifications.remove(id);
         self.thread_states.retain(|(thread, _), _| thread != id);
         self.runs.retain(|_, run| *run.thread.thread_id != *id);
+        self.parked.retain(|_, run| run.thread.as_ref().is_none_or(|thread| *thread.thread_id != *id));
         self.waiting.retain(|thread, _| *thread.thread_id != *id);
         self.places.retain(|_, place| *place.thread.thread_id != *id);
         self.placed.retain(|_, placed| *placed.thread.thread_id != *id);
@@ -221,7 +223,9 @@ impl Storage for MemoryStorage {
         let Some(thread) = state.threads.get_mut(id) else {
             return Err(StorageError::NotFound { what: "thread", id: id.to_owned() });
         };
-        if state.waiting.keys().chain(state.runs.values().map(|run| &run.thread)).any(|key| *key.thread_id == *id) {
+        let at_work = state.runs.values().map(|run| &run.thread);
+        let parked = state.parked.values().filter_map(|run| run.thread.as_ref());
+        if state.waiting.keys().chain(at_work).chain(parked).any(|key| *key.thread_id == *id) {
             return Err(StorageError::Busy { thread: id.to_owned() });
         }
         resource_id.clone_into(&mut thread.resource_id);
@@ -360,6 +364,25 @@ impl Storage for MemoryStorage {
     async fn runs(&self, thread: &ThreadKey) -> Result<Vec<RunRecord>, StorageError> {
         let state = self.state.lock();
         Ok(state.runs.values().filter(|run| run.thread == *thread).cloned().collect())
+    }
+
+    async fn parked_run(&self, run_id: &RunId) -> Result<Option<ParkedRun>, StorageError> {
+        Ok(self.state.lock().parked.get(run_id).cloned())
+    }
+
+    async fn list_parked(&self, query: ParkedQuery) -> Result<Page<ParkedRun>, StorageError> {
+        let state = self.state.lock();
+        let found = state.parked.values().filter(|run| query.matches(run)).cloned().collect();
+        Ok(query.page_of(found))
+    }
+
+    async fn park(&self, run: ParkedRun) -> Result<(), StorageError> {
+        self.state.lock().parked.insert(run.run_id.clone(), run);
+        Ok(())
+    }
+
+    async fn unpark(&self, run_id: &RunId) -> Result<bool, StorageError> {
+        Ok(self.state.lock().parked.remove(run_id).is_some())
     }
 
     async fn acquire_lease(&self, thread: &ThreadKey, claim: &LeaseClaim) -> Result<Lease, StorageError> {

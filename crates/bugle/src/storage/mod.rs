@@ -8,11 +8,13 @@
 pub mod contract;
 mod inbox;
 mod memory;
+mod parked;
 mod query;
 pub mod rules;
 
 pub use inbox::*;
 pub use memory::MemoryStorage;
+pub use parked::*;
 pub use query::*;
 
 use std::{fmt, sync::Arc};
@@ -175,6 +177,32 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// The records of a thread's runs that have not ended.
     async fn runs(&self, thread: &ThreadKey) -> Result<Vec<RunRecord>, StorageError>;
 
+    // Parked runs (LOOP §7, STO §6). A store without them says so, and its runs cannot wait for people.
+
+    /// A parked run. `None` if its outer row is missing; its inner row may be (STO-111).
+    async fn parked_run(&self, run_id: &RunId) -> Result<Option<ParkedRun>, StorageError> {
+        let _ = run_id;
+        Err(StorageError::Unsupported { domain: "parked runs", store: self.describe() })
+    }
+
+    /// A page of parked runs, newest first. Rows that do not parse are left out (ruling 40).
+    async fn list_parked(&self, query: ParkedQuery) -> Result<Page<ParkedRun>, StorageError> {
+        let _ = query;
+        Err(StorageError::Unsupported { domain: "parked runs", store: self.describe() })
+    }
+
+    /// Parks a run that has no thread. Those with one are parked by [`RunChange::Park`].
+    async fn park(&self, run: ParkedRun) -> Result<(), StorageError> {
+        let _ = run;
+        Err(StorageError::Unsupported { domain: "parked runs", store: self.describe() })
+    }
+
+    /// Deletes the pair of a parked run; `false` if it is gone. Of several callers one gets `true` (LOOP-116).
+    async fn unpark(&self, run_id: &RunId) -> Result<bool, StorageError> {
+        let _ = run_id;
+        Err(StorageError::Unsupported { domain: "parked runs", store: self.describe() })
+    }
+
     // Leases (ruling 25). Owners are opaque; epochs grow with every change of owner.
 
     /// Takes or renews a thread's lease for `claim.owner`.
@@ -265,6 +293,12 @@ pub enum StorageError {
         /// The store's.
         current: u64,
     },
+    /// The run is not parked: it has been gone on with, discarded, or was never parked. Nothing was written (LOOP-116).
+    #[error("run {run_id} is not parked; it may have been resumed or discarded already")]
+    NotParked {
+        /// The run.
+        run_id: RunId,
+    },
     /// SIG-503.
     #[error("signal {id} was already accepted with different content")]
     DifferentContent {
@@ -304,6 +338,7 @@ impl StorageError {
             | Self::Exists { .. }
             | Self::Busy { .. }
             | Self::StaleEpoch { .. }
+            | Self::NotParked { .. }
             | Self::DifferentContent { .. }
             | Self::Invalid(_)
             | Self::Unsupported { .. } => false,

@@ -46,6 +46,10 @@ pub enum ToolError {
     /// It waits for a person, who reads the payload (LOOP §7).
     #[error("suspended")]
     Suspend(Value),
+    /// A delegation: something below it waits for a person (SUB-120).
+    #[doc(hidden)]
+    #[error("suspended below")]
+    Delegated(Box<crate::run::DelegatedPark>),
 }
 
 impl ToolError {
@@ -86,10 +90,32 @@ pub struct ToolContext {
     pub abort: CancellationToken,
     /// Given by a person to a suspended call.
     pub resume_data: Option<Value>,
+    /// A delegation that goes on.
+    #[allow(dead_code, reason = "the seam of delegations, being filled")]
+    pub(crate) resume: Option<Box<crate::run::parked::DelegatedResume>>,
     /// Writes chunks of its own (LOOP-075).
     pub writer: ToolWriter,
     /// The runtime, where there is one.
     pub runtime: Option<crate::runtime::Bugle>,
+}
+
+impl ToolContext {
+    /// The context of a call outside of any run (HTTP-141).
+    pub fn outside(tool_call_id: impl Into<String>) -> Self {
+        Self {
+            tool_call_id: tool_call_id.into(),
+            run_id: None,
+            agent_id: String::new(),
+            thread: None,
+            messages: Arc::default(),
+            request_context: RequestContext::default(),
+            abort: CancellationToken::new(),
+            resume_data: None,
+            resume: None,
+            writer: ToolWriter::default(),
+            runtime: None,
+        }
+    }
 }
 
 impl fmt::Debug for ToolContext {

@@ -6,8 +6,8 @@ use super::{Place, Placed, State};
 use crate::{
     id::{MessageId, ThreadKey},
     storage::{
-        Accept, Accepted, Commit, EntryOutcome, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunStatus,
-        StorageError,
+        Accept, Accepted, Commit, EntryOutcome, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunRecord,
+        RunStatus, StorageError,
         rules::{self, LeaseState},
     },
     time::Timestamp,
@@ -129,7 +129,12 @@ impl State {
                 rules::check_message_owner(&message.id, stored, (id, message.resource_id.as_deref()))?;
             }
         }
-        if let RunChange::Save(record) = &run
+        if let RunChange::Resume(RunRecord { run_id, .. }) | RunChange::Discard { run_id, .. } = &run
+            && self.parked.get(run_id).is_none_or(|parked| parked.thread.as_ref() != Some(&thread))
+        {
+            return Err(StorageError::NotParked { run_id: run_id.clone() });
+        }
+        if let RunChange::Save(record) | RunChange::Resume(record) = &run
             && self.runs.get(&record.run_id).is_some_and(|stored| stored.thread != record.thread)
         {
             return Err(StorageError::Exists { what: "run", id: record.run_id.to_string() });
@@ -172,6 +177,19 @@ impl State {
                 if self.runs.get(&run_id).is_some_and(|stored| stored.thread == thread) {
                     self.runs.remove(&run_id);
                 }
+                self.last_events.insert(thread, (epoch, last_event));
+            }
+            RunChange::Park { run, last_event } => {
+                self.runs.remove(&run.run_id);
+                self.parked.insert(run.run_id.clone(), *run);
+                self.last_events.insert(thread, (epoch, last_event));
+            }
+            RunChange::Resume(record) => {
+                self.parked.remove(&record.run_id);
+                self.runs.insert(record.run_id.clone(), record);
+            }
+            RunChange::Discard { run_id, last_event } => {
+                self.parked.remove(&run_id);
                 self.last_events.insert(thread, (epoch, last_event));
             }
         }

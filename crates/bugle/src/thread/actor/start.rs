@@ -83,6 +83,7 @@ impl Actor {
             output,
             inner: self.inner.clone(),
             streaming,
+            delegated: false,
         };
         self.inner.hub.tasks.spawn(crate::run::drive(seed));
     }

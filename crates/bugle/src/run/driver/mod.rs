@@ -1,5 +1,11 @@
 //! Performs the effects of a run: asks the model, runs tools, commits, shows chunks. One task per run.
 
+mod ending;
+mod tools;
+
+pub(crate) use ending::{aborted_direct, failed_direct, give_back};
+use ending::{fail_to_start, left_unread};
+
 use std::{collections::VecDeque, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::FutureExt;
@@ -11,11 +17,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    RunOptions, RunOutput, RunSnapshot,
+    Decision, RunOptions, RunOutput, RunSnapshot,
     commit::Committer,
     completion::judge,
     guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later},
-    machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome},
+    machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome, ToolRun},
     prepare::{Prepared, prepare},
     request::{Request, RequestEvent, timeout_error},
     settings::RunSettings,
@@ -28,6 +34,7 @@ use crate::{
         Chunk, ChunkBody, ChunkFrom, ErrorInfo, FinishReason, Payload, ResponseMetadata, StepFinishPayload, StepOutput,
         StepResult, Usage,
     },
+    error::Error,
     id::{MessageId, RunId},
     json::{Value, json},
     message::{ErrorPart, Part, PromptOptions, Role, StoredMessage, build_prompt_for, to_model_messages},
@@ -54,6 +61,32 @@ pub(crate) enum SeedKind {
     Direct(Box<RunInput>),
     /// The record an earlier process left.
     Recorded,
+    /// A parked run.
+    Resumed(Box<ResumeSeed>),
+}
+
+/// How a parked run is gone on with.
+#[derive(Debug)]
+pub(crate) struct ResumeSeed {
+    /// Where a delegated run stands, out of its parent's call; absent for a run with rows of its own.
+    pub(crate) nested: Option<Box<RunSnapshot>>,
+    /// What is to become of it.
+    pub(crate) what: Resolution,
+    /// Pending input that came with the decision (ruling 6).
+    pub(crate) messages: RunInput,
+    /// Told once the run is ours, or why it is not.
+    pub(crate) claimed: Option<oneshot::Sender<Result<(), Error>>>,
+}
+
+/// What is to become of a parked run.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Resolution {
+    /// It goes on.
+    Decide(Decision),
+    /// It is stopped (SIG-310).
+    Abort,
+    /// It is given up (LOOP-121).
+    Discard,
 }
 
 /// All that a run needs.
@@ -67,6 +100,8 @@ pub(crate) struct RunSeed {
     pub(crate) output: Option<oneshot::Sender<RunOutput>>,
     pub(crate) inner: Arc<Inner>,
     pub(crate) streaming: bool,
+    /// It works for another run, which keeps what it parks: nothing is parked in the store.
+    pub(crate) delegated: bool,
 }
 
 /// How the driver's loop went on.
@@ -97,7 +132,7 @@ struct Driver {
     request: Option<Request>,
     model_index: usize,
     tools: JoinSet<(usize, ToolOutcome)>,
-    waiting_tools: VecDeque<super::machine::ToolRun>,
+    waiting_tools: VecDeque<ToolRun>,
     /// The conversation as the step's tools see it (LOOP-062).
     tool_messages: Arc<[StoredMessage]>,
     running_tools: Vec<usize>,
@@ -131,7 +166,7 @@ pub(crate) async fn drive(seed: RunSeed) {
 }
 
 async fn drive_to_end(seed: RunSeed) {
-    let RunSeed { agent, options, kind, shared, log, link, output, inner, streaming } = seed;
+    let RunSeed { agent, options, kind, shared, log, link, output, inner, streaming, delegated: _ } = seed;
     let run_id = shared.run_id.clone();
     log.begin_run(&run_id);
     let recorded = matches!(kind, SeedKind::Recorded);
@@ -484,87 +519,6 @@ impl Driver {
         asked.map(StoredMessage::joined_text).unwrap_or_default()
     }
 
-    // Tools.
-
-    fn start_tools(&mut self, runs: Vec<super::machine::ToolRun>) {
-        let here = runs.iter().any(|run| self.prepared.tools.runs_here(&run.name));
-        self.tool_messages = if here { self.machine.transcript().messages().into() } else { Arc::default() };
-        self.waiting_tools = runs.into();
-        self.next_tools();
-    }
-
-    fn next_tools(&mut self) {
-        let limit = self.prepared.options.tool_call_concurrency.unwrap_or(10).max(1) as usize;
-        while self.tools.len() < limit {
-            let Some(run) = self.waiting_tools.pop_front() else { return };
-            let context = CallContext {
-                run_id: self.shared.run_id.clone(),
-                agent_id: self.prepared.agent.id().to_owned(),
-                thread: self.link.as_ref().map(|link| link.key.clone()),
-                messages: self.tool_messages.clone(),
-                request_context: self.prepared.options.request_context.clone(),
-                abort: self.tool_abort.clone(),
-                written: self.writer.clone(),
-                runtime: Bugle { inner: self.inner.clone() },
-            };
-            let tools = self.prepared.tools.clone();
-            self.running_tools.push(run.index);
-            let index = run.index;
-            self.tools.spawn(async move {
-                // Whatever of the tool panics, the call has an outcome (LOOP-080).
-                let outcome = AssertUnwindSafe(tools.run(run, context)).catch_unwind().await;
-                (index, outcome.unwrap_or_else(|panic| panicked(&*panic)))
-            });
-        }
-    }
-
-    fn tool_ended(
-        &mut self,
-        done: Result<(usize, ToolOutcome), tokio::task::JoinError>,
-        events: &mut VecDeque<RunEvent>,
-    ) {
-        // What the tool wrote comes before its result.
-        while let Ok(written) = self.written.try_recv() {
-            self.show_written(written);
-        }
-        // A task that was cut off has been answered for already.
-        if let Ok((index, outcome)) = done {
-            self.running_tools.retain(|running| *running != index);
-            events.push_back(RunEvent::ToolDone { index, outcome });
-        }
-        if self.running_tools.is_empty() {
-            self.tool_deadline = None;
-        }
-        self.next_tools();
-    }
-
-    /// The grace time of an abort is over: deaf tools are let go (SIG-312).
-    fn let_tools_go(&mut self, events: &mut VecDeque<RunEvent>) {
-        self.tool_deadline = None;
-        self.tools.abort_all();
-        for index in std::mem::take(&mut self.running_tools) {
-            events.push_back(RunEvent::ToolDone { index, outcome: ToolOutcome::Interrupted });
-        }
-    }
-
-    fn show_written(&mut self, written: Written) {
-        let run_id = &self.shared.run_id;
-        let Written { tool_call_id, what } = written;
-        let body = match what {
-            WrittenWhat::Output(output) => {
-                let tool_name = self.machine.tool_name(&tool_call_id);
-                ChunkBody::Payload(Payload::ToolOutput { output, tool_call_id, tool_name })
-            }
-            WrittenWhat::Data(data) => {
-                if data.transient != Some(true) {
-                    self.machine.keep_data(&data);
-                }
-                ChunkBody::Data(data)
-            }
-        };
-        self.emit(Chunk { run_id: Some(run_id.clone()), from: ChunkFrom::User, body, metadata: None });
-    }
-
     // Chunks.
 
     fn emit(&self, chunk: Chunk) {
@@ -576,107 +530,6 @@ impl Driver {
             _ => self.log.push(chunk),
         }
     }
-
-    // The end.
-
-    async fn finish(mut self: Box<Self>, ending: Option<Ending>, output: Option<oneshot::Sender<RunOutput>>) {
-        self.request = None;
-        self.tool_abort.cancel();
-        self.tools.abort_all();
-        let run_id = self.shared.run_id.clone();
-        let Some(ending) = ending else {
-            // Nothing more is published (ruling 4); a direct caller is told.
-            let error =
-                ErrorInfo::new("RunLeft", "this process has stopped working on the run; another goes on with it");
-            let end = DirectEnd { replaces_last: false, chunks: failed_direct(&run_id, &error) };
-            self.log.end_run(&self.shared, None, end);
-            let returned = std::mem::take(&mut self.in_hand);
-            if let Some(link) = &self.link {
-                let fenced = self.shared.is_fenced();
-                let left = Leftover::Nothing;
-                link.tell(Letter::RunEnded { run_id, returned, failed_to_start: false, fenced, left }).await;
-            }
-            return;
-        };
-        let result = self.machine.output(&ending);
-        let hooks = &self.prepared.options.hooks;
-        let (last, direct) = match &ending {
-            Ending::Finished => {
-                if let Some(hook) = &hooks.on_finish {
-                    guarded("onFinish", || hook(&result));
-                }
-                let mut finish = self.machine.finish(None);
-                finish.response = Some(response_value(&finish.metadata));
-                let last = Chunk::agent(&run_id, Payload::Finish(Box::new(finish.clone())));
-                if output.is_none() {
-                    // Nobody reads this run directly.
-                    (last, DirectEnd::default())
-                } else {
-                    finish.messages = Some(json!({ "nonUser": &result.response_messages }));
-                    if let Some(response) = finish.response.as_mut() {
-                        response["messages"] = Value::Array(to_model_messages(&result.response_messages));
-                    }
-                    let own = Chunk::agent(&run_id, Payload::Finish(Box::new(finish)));
-                    (last, DirectEnd { replaces_last: true, chunks: vec![own] })
-                }
-            }
-            Ending::Failed(error) => {
-                if let Some(hook) = &hooks.on_error {
-                    guarded("onError", || hook(error));
-                }
-                let last = Chunk::agent(&run_id, Payload::Error { error: error.clone() });
-                let finish = self.machine.finish(Some(FinishReason::Error));
-                let mut step = finish.clone();
-                step.output.usage = Usage::default();
-                step.consumed_signal_ids.clear();
-                let step = Chunk::agent(&run_id, Payload::StepFinish(Box::new(step)));
-                let own = Chunk::agent(&run_id, Payload::Finish(Box::new(finish)));
-                (last, DirectEnd { replaces_last: false, chunks: vec![step, own] })
-            }
-            Ending::Aborted => {
-                if let Some(hook) = &hooks.on_abort {
-                    guarded("onAbort", || hook(&result));
-                }
-                let notice = Chunk::with_body(&run_id, ChunkBody::AbortNotice);
-                let finish = self.machine.finish(Some(FinishReason::Aborted));
-                let own = vec![
-                    Chunk::agent(&run_id, Payload::Abort {}),
-                    Chunk::agent(&run_id, Payload::Finish(Box::new(finish))),
-                ];
-                (notice, DirectEnd { replaces_last: true, chunks: own })
-            }
-            Ending::Tripped(tripwire) => {
-                self.emit(Chunk::agent(&run_id, Payload::Tripwire(tripwire.clone())));
-                let finish = self.machine.finish(Some(FinishReason::Tripwire));
-                let last = Chunk::agent(&run_id, Payload::Finish(Box::new(finish)));
-                (last, DirectEnd::default())
-            }
-        };
-        self.log.end_run(&self.shared, Some(last), direct);
-        let title = (ending == Ending::Finished).then(|| self.prepared.title_task(&result)).flatten();
-        if let Some(output) = output {
-            // The caller may have gone.
-            let _ = output.send(result);
-        }
-        if let Some(link) = &self.link {
-            let returned = std::mem::take(&mut self.in_hand);
-            // What could not be placed is tried again, after a while if nothing of the run was (SIG-207, SIG-255).
-            let failed_to_start = !returned.is_empty() && !self.committed;
-            let left = if self.committer.is_open() { Leftover::Record(None) } else { Leftover::Nothing };
-            link.tell(Letter::RunEnded { run_id, returned, failed_to_start, fenced: false, left }).await;
-        }
-        if let Some(title) = title {
-            let tasks = self.inner.hub.tasks.clone();
-            tasks.spawn(title);
-        }
-    }
-}
-
-/// After a rollback: what others had sent goes back to the thread, in order, before what was not placed (ruling 33).
-pub(crate) fn give_back(machine: &RunMachine, in_hand: &mut Vec<Input>) {
-    in_hand.retain(|input| !machine.has_placed(input.id()));
-    let joined = machine.joined().map(|entry| Input::of_journal(entry.clone()));
-    in_hand.splice(0..0, joined.collect::<Vec<_>>());
 }
 
 /// A hook that panics is logged and changes nothing (LOOP-181).
@@ -702,91 +555,6 @@ fn is_hooked(chunk: &Chunk) -> bool {
                 | Payload::Raw(_)
         )
     )
-}
-
-fn response_value(metadata: &ResponseMetadata) -> Value {
-    json!({
-        "id": metadata.id,
-        "timestamp": metadata.timestamp,
-        "modelId": metadata.model_id,
-        "modelMetadata": metadata.model_metadata,
-    })
-}
-
-/// How a direct stream ends that never got a run, or lost it.
-pub(crate) fn failed_direct(run_id: &RunId, error: &ErrorInfo) -> Vec<Chunk> {
-    vec![
-        Chunk::agent(run_id, Payload::Error { error: error.clone() }),
-        Chunk::agent(run_id, Payload::Finish(Box::new(bare_finish(FinishReason::Error)))),
-    ]
-}
-
-/// How a direct stream ends that was stopped while it waited for its turn.
-pub(crate) fn aborted_direct(run_id: &RunId) -> Vec<Chunk> {
-    vec![
-        Chunk::agent(run_id, Payload::Abort {}),
-        Chunk::agent(run_id, Payload::Finish(Box::new(bare_finish(FinishReason::Aborted)))),
-    ]
-}
-
-/// The `finish` of a run that did nothing.
-fn bare_finish(reason: FinishReason) -> StepFinishPayload {
-    StepFinishPayload {
-        message_id: MessageId::fresh(),
-        step_result: StepResult {
-            reason,
-            raw_reason: None,
-            is_continued: false,
-            warnings: Vec::new(),
-            message_id: None,
-            stop_cause: None,
-        },
-        metadata: ResponseMetadata::default(),
-        output: StepOutput::default(),
-        messages: None,
-        response: None,
-        processor_retry_count: 0,
-        is_task_complete_check_failed: None,
-        consumed_signal_ids: Vec::new(),
-        unanswered_signal_ids: Vec::new(),
-        warnings: Vec::new(),
-    }
-}
-
-/// What becomes of a record that no run could go on from: nothing while the store is away, else it is ended, with the
-/// error for those who read the conversation.
-fn left_unread(error: &ErrorInfo, now: Timestamp) -> Leftover {
-    if error.name == "StorageError" {
-        return Leftover::Deferred;
-    }
-    let mut message = StoredMessage::text(MessageId::fresh(), Role::Assistant, "", now);
-    message.content.parts = vec![Part::Error(ErrorPart {
-        error: json!({ "name": error.name, "message": error.message }),
-        created_at: Some(now.as_millis()),
-        extra: Default::default(),
-    })];
-    Leftover::Record(Some(Box::new(message)))
-}
-
-/// The run could not begin; what waits for it is tried again by SIG-255.
-async fn fail_to_start(
-    shared: &RunShared,
-    log: &StreamLog,
-    link: Option<ThreadLink>,
-    output: Option<oneshot::Sender<RunOutput>>,
-    error: &ErrorInfo,
-    (retry, left): (bool, Leftover),
-) {
-    let run_id = shared.run_id.clone();
-    let mut direct = failed_direct(&run_id, error);
-    let last = direct.remove(0);
-    log.end_run(shared, Some(last), DirectEnd { replaces_last: false, chunks: direct });
-    if let Some(output) = output {
-        let _ = output.send(RunOutput::failed(run_id.clone(), error.clone()));
-    }
-    if let Some(link) = link {
-        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry, fenced: false, left }).await;
-    }
 }
 
 /// The snapshot in a run's record.

@@ -1,0 +1,85 @@
+//! Runs the calls of a step: so many at once, each with an outcome, and what they write.
+
+#[allow(clippy::wildcard_imports, reason = "one type in several files")]
+use super::*;
+
+impl Driver {
+    pub(super) fn start_tools(&mut self, runs: Vec<ToolRun>) {
+        let here = runs.iter().any(|run| self.prepared.tools.runs_here(&run.name));
+        self.tool_messages = if here { self.machine.transcript().messages().into() } else { Arc::default() };
+        self.waiting_tools = runs.into();
+        self.next_tools();
+    }
+
+    pub(super) fn next_tools(&mut self) {
+        let limit = self.prepared.options.tool_call_concurrency.unwrap_or(10).max(1) as usize;
+        while self.tools.len() < limit {
+            let Some(run) = self.waiting_tools.pop_front() else { return };
+            let context = CallContext {
+                run_id: self.shared.run_id.clone(),
+                agent_id: self.prepared.agent.id().to_owned(),
+                thread: self.link.as_ref().map(|link| link.key.clone()),
+                messages: self.tool_messages.clone(),
+                request_context: self.prepared.options.request_context.clone(),
+                abort: self.tool_abort.clone(),
+                written: self.writer.clone(),
+                runtime: Bugle { inner: self.inner.clone() },
+            };
+            let tools = self.prepared.tools.clone();
+            self.running_tools.push(run.index);
+            let index = run.index;
+            self.tools.spawn(async move {
+                // Whatever of the tool panics, the call has an outcome (LOOP-080).
+                let outcome = AssertUnwindSafe(tools.run(run, context)).catch_unwind().await;
+                (index, outcome.unwrap_or_else(|panic| panicked(&*panic)))
+            });
+        }
+    }
+
+    pub(super) fn tool_ended(
+        &mut self,
+        done: Result<(usize, ToolOutcome), tokio::task::JoinError>,
+        events: &mut VecDeque<RunEvent>,
+    ) {
+        // What the tool wrote comes before its result.
+        while let Ok(written) = self.written.try_recv() {
+            self.show_written(written);
+        }
+        // A task that was cut off has been answered for already.
+        if let Ok((index, outcome)) = done {
+            self.running_tools.retain(|running| *running != index);
+            events.push_back(RunEvent::ToolDone { index, outcome });
+        }
+        if self.running_tools.is_empty() {
+            self.tool_deadline = None;
+        }
+        self.next_tools();
+    }
+
+    /// The grace time of an abort is over: deaf tools are let go (SIG-312).
+    pub(super) fn let_tools_go(&mut self, events: &mut VecDeque<RunEvent>) {
+        self.tool_deadline = None;
+        self.tools.abort_all();
+        for index in std::mem::take(&mut self.running_tools) {
+            events.push_back(RunEvent::ToolDone { index, outcome: ToolOutcome::Interrupted });
+        }
+    }
+
+    pub(super) fn show_written(&mut self, written: Written) {
+        let run_id = &self.shared.run_id;
+        let Written { tool_call_id, what } = written;
+        let body = match what {
+            WrittenWhat::Output(output) => {
+                let tool_name = self.machine.tool_name(&tool_call_id);
+                ChunkBody::Payload(Payload::ToolOutput { output, tool_call_id, tool_name })
+            }
+            WrittenWhat::Data(data) => {
+                if data.transient != Some(true) {
+                    self.machine.keep_data(&data);
+                }
+                ChunkBody::Data(data)
+            }
+        };
+        self.emit(Chunk { run_id: Some(run_id.clone()), from: ChunkFrom::User, body, metadata: None });
+    }
+}

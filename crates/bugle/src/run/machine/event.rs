@@ -1,0 +1,123 @@
+//! What the loop is told, and what it says is to be done.
+
+use serde_json::Value;
+
+use crate::{
+    chunk::{Chunk, ErrorInfo, TripwirePayload},
+    json::Object,
+    message::StoredMessage,
+    model::{ModelEvent, ToolOutput},
+    run::{ParkedCall, StepSummary},
+    storage::InboxEntry,
+};
+
+/// What has happened to the run.
+#[derive(Debug)]
+pub(crate) enum RunEvent {
+    /// History is loaded; the run may take in its input.
+    Begun,
+    /// What waited was taken in, past the guards. `rejected` are the ids and reasons of input a guard refused.
+    Drained { inputs: Vec<InboxEntry>, rejected: Vec<(InboxEntry, TripwirePayload)>, messages: Vec<StoredMessage> },
+    /// A guard stopped the run before it began; what it stopped is kept for people (ruling 34).
+    Tripped { tripwire: TripwirePayload, inputs: Vec<InboxEntry>, messages: Vec<StoredMessage> },
+    /// The commit is durable.
+    Committed,
+    /// The commit failed for good.
+    CommitFailed(ErrorInfo),
+    /// The model has answered with headers.
+    Answered { model: ModelName, warnings: Vec<Value> },
+    /// An event of the response.
+    Model(ModelEvent),
+    /// The request failed; retries and fallbacks are used up.
+    ModelFailed(ErrorInfo),
+    /// Input waits that may interrupt.
+    InputWaits,
+    /// A tool has finished.
+    ToolDone { index: usize, outcome: ToolOutcome },
+    /// The completion check has a verdict.
+    Scored(Verdict),
+    /// Stop.
+    Abort,
+    /// A time limit of the whole run passed.
+    TimedOut(ErrorInfo),
+}
+
+/// Which model answers.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct ModelName {
+    pub(crate) provider: String,
+    pub(crate) model: String,
+}
+
+/// How a call ended.
+#[derive(Debug, Clone)]
+pub(crate) enum ToolOutcome {
+    /// It returned. `model_output` is what the model reads instead, if the tool says so.
+    Result { value: Value, is_error: bool, model_output: Option<ToolOutput> },
+    /// It failed.
+    Failed(ErrorInfo),
+    /// The client runs it.
+    Client,
+    /// It was cut off by an abort: it stays a call (LOOP-135).
+    Interrupted,
+    /// It waits for a person.
+    Parked(Box<ParkedCall>),
+    /// A person declined it (LOOP-112).
+    Denied { reason: String },
+    /// It was not started, since a call before it waits for a person.
+    NotStarted,
+}
+
+/// What a completion check says.
+#[derive(Debug, Clone)]
+pub(crate) struct Verdict {
+    pub(crate) passed: bool,
+    /// The `is-task-complete` payload, without `maxIterationReached`.
+    pub(crate) payload: Object,
+    /// Told to the model.
+    pub(crate) feedback: Option<String>,
+}
+
+/// What is to be done, in order.
+#[derive(Debug)]
+pub(crate) enum RunEffect {
+    /// Give what waits for the run: [`RunEvent::Drained`].
+    Drain,
+    /// Make what has changed durable: [`RunEvent::Committed`].
+    Commit,
+    /// Show a chunk.
+    Emit(Chunk),
+    /// Ask the model.
+    Request,
+    /// Close the request.
+    CancelRequest,
+    /// Run the calls: one [`RunEvent::ToolDone`] each.
+    RunTools(Vec<ToolRun>),
+    /// Stop the running calls, within the grace time.
+    CancelTools,
+    /// Check whether the work is done: [`RunEvent::Scored`].
+    Score { answer: String, iteration: u32 },
+    /// A step has ended: hooks.
+    StepEnded(Box<StepSummary>),
+    /// The run is over.
+    End(Ending),
+}
+
+/// A call to run.
+#[derive(Debug, Clone)]
+pub(crate) struct ToolRun {
+    pub(crate) index: usize,
+    pub(crate) id: String,
+    pub(crate) name: String,
+    /// `None` if they are no JSON.
+    pub(crate) args: Option<Value>,
+}
+
+/// How the run ended.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Ending {
+    Finished,
+    Failed(ErrorInfo),
+    Aborted,
+    Tripped(TripwirePayload),
+}

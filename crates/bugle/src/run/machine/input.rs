@@ -1,0 +1,104 @@
+//! Input: what is taken in at a drain point, and what may cut a request short.
+
+#[allow(clippy::wildcard_imports, reason = "one type in several files")]
+use super::*;
+use crate::{chunk::TripwirePayload, json::json};
+
+impl RunMachine {
+    pub(super) fn drained(
+        &mut self,
+        inputs: Vec<InboxEntry>,
+        rejected: Vec<(InboxEntry, TripwirePayload)>,
+        messages: Vec<StoredMessage>,
+        now: Timestamp,
+        effects: &mut Effects,
+    ) {
+        let Phase::Draining(point) = self.phase else { return };
+        let took_in = !inputs.is_empty();
+        if point == DrainPoint::First {
+            self.note_wake(&inputs, &messages);
+        }
+        if took_in && self.started {
+            self.rotate_message_id();
+        }
+        for message in messages {
+            self.transcript.add_input(message);
+        }
+        let mut echoes = Vec::new();
+        for entry in inputs {
+            let placed = self.transcript.place(&entry.signal, now);
+            echoes.push(placed.echo(&self.settings.run_id));
+            self.consumed.push(entry.signal.id.clone());
+            self.placed.push(entry.clone());
+            self.to_consume.push(entry);
+        }
+        for (entry, tripwire) in rejected {
+            echoes.push(self.reject(entry, &tripwire, now));
+        }
+        if self.aborting {
+            self.mark_aborted();
+            return self.end_with(Ending::Aborted, echoes, now, effects);
+        }
+        match point {
+            DrainPoint::First | DrainPoint::Entry => {
+                self.phase = Phase::Committing(AfterCommit::Request { echoes });
+                effects.push(RunEffect::Commit);
+            }
+            DrainPoint::Boundary => self.after_boundary(took_in, echoes, now, effects),
+            DrainPoint::Last if took_in => self.go_on(true, echoes, now, effects),
+            DrainPoint::Last => {
+                self.seal_step(false, None);
+                self.end_with(Ending::Finished, echoes, now, effects);
+            }
+        }
+    }
+
+    /// A run that begins without messages of a caller was started by its first input.
+    pub(super) fn note_wake(&mut self, inputs: &[InboxEntry], messages: &[StoredMessage]) {
+        if messages.is_empty() && self.consumed.is_empty() && self.wake.is_none() {
+            self.wake = inputs.first().map(|entry| entry.signal.id.clone());
+        }
+    }
+
+    /// Input that a guard refused is stored for people and kept from models (ruling 34, SIG-208).
+    pub(super) fn reject(&mut self, entry: InboxEntry, tripwire: &TripwirePayload, now: Timestamp) -> Chunk {
+        let id = entry.signal.id.clone();
+        self.transcript.place(&entry.signal, now);
+        if let Some(message) = self.transcript.messages_mut().iter_mut().find(|message| message.id == id) {
+            mark_blocked(message, tripwire);
+        }
+        self.placed.push(entry.clone());
+        self.to_consume.push(entry);
+        let data = json!({ "id": id, "reason": tripwire.reason });
+        Chunk::transient_data(&self.settings.run_id, "data-signal-rejected", data)
+    }
+
+    pub(super) fn rotate_message_id(&mut self) {
+        self.transcript.seal();
+        self.message_id = MessageId::fresh();
+    }
+
+    pub(super) fn input_waits(&mut self, effects: &mut Effects) {
+        let open = matches!(self.phase, Phase::Requesting) && !self.response.committed;
+        if !open || self.response.finish.is_some() || !self.settings.interruptible {
+            return;
+        }
+        // The response is as if it had never been (SIG-230 to 236).
+        effects.push(RunEffect::CancelRequest);
+        for payload in self.response.close_all() {
+            effects.push(self.chunk(payload));
+        }
+        self.response = Response::default();
+        if let Some(structured) = &mut self.structured {
+            structured.reset();
+        }
+        self.step_started = false;
+        self.phase = Phase::Draining(DrainPoint::Entry);
+        effects.push(RunEffect::Drain);
+    }
+}
+
+pub(super) fn mark_blocked(message: &mut StoredMessage, tripwire: &TripwirePayload) {
+    let blocked = json!({ "reason": tripwire.reason, "processorId": tripwire.processor_id });
+    message.content.metadata_mut().insert("blocked".to_owned(), blocked);
+}

@@ -1,0 +1,372 @@
+//! The agent loop as data: no IO, no clock, no `.await` (LOOP §3, §14; SIG §10, §11).
+//!
+//! Feed it what happened, perform what it says, in order. It asks for a commit before anything is shown that a commit
+//! must cover: input before its echo, an answer before `finish`. What it needs to go on after a crash is its
+//! [`RunSnapshot`].
+
+mod end;
+mod event;
+mod input;
+mod result;
+mod step;
+mod tools;
+
+pub(crate) use event::*;
+use input::mark_blocked;
+pub(crate) use result::passes;
+pub(super) use tools::model_output_metadata;
+
+use serde_json::Value;
+use smallvec::SmallVec;
+
+use super::{
+    StepSummary,
+    response::{Call, Response},
+    settings::RunSettings,
+    snapshot::{RunSnapshot, SnapshotPhase},
+    structured::Structured,
+    transcript::{Transcript, is_call},
+};
+use crate::{
+    chunk::{Chunk, Payload, ResponseMetadata, StepResult, Usage},
+    id::MessageId,
+    message::{Part, StoredMessage, ToolState},
+    signal::Signal,
+    storage::{InboxEntry, InputMode},
+    time::Timestamp,
+};
+
+type Effects = SmallVec<[RunEffect; 4]>;
+
+#[derive(Debug)]
+enum Phase {
+    /// Nothing has happened.
+    New,
+    /// Waits for input at a drain point.
+    Draining(DrainPoint),
+    /// Waits for a commit.
+    Committing(AfterCommit),
+    /// The model is asked.
+    Requesting,
+    /// Calls run.
+    Tools,
+    /// The answer is being judged.
+    Scoring,
+    /// Over.
+    Done,
+}
+
+/// SIG §10.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DrainPoint {
+    /// D0 to D2: before the first request.
+    First,
+    /// D2: before a request. After an interrupt, too.
+    Entry,
+    /// D3: the step's tools have settled.
+    Boundary,
+    /// D4: the last look.
+    Last,
+}
+
+#[derive(Debug)]
+enum AfterCommit {
+    /// Input is placed: show it, then ask the model.
+    Request { echoes: Vec<Chunk> },
+    /// The calls are on record: run them.
+    RunTools,
+    /// Some calls have finished; others run on.
+    ToolProgress,
+    /// The step is over and another follows.
+    NextStep { echoes: Vec<Chunk> },
+    /// The run is over.
+    End { echoes: Vec<Chunk>, ending: Ending },
+}
+
+#[derive(Debug)]
+struct CallState {
+    call: Call,
+    outcome: Option<ToolOutcome>,
+}
+
+/// The loop of one run.
+#[derive(Debug)]
+pub(crate) struct RunMachine {
+    settings: RunSettings,
+    phase: Phase,
+    transcript: Transcript,
+    response: Response,
+    calls: Vec<CallState>,
+    /// Calls have finished while others were being committed.
+    late_results: bool,
+    model: ModelName,
+    message_id: MessageId,
+    first_message_id: MessageId,
+    /// `start` is out.
+    started: bool,
+    /// `step-start` of the current request is out.
+    step_started: bool,
+    /// A completion check has failed: the next answer has the id `<first>-<n>` (HTTP-065).
+    iteration: u32,
+    steps: Vec<StepSummary>,
+    earlier_steps: u32,
+    /// Texts before the last failed completion check are left out of the answer (SCO-048).
+    answer_from: usize,
+    usage: Usage,
+    consumed: Vec<MessageId>,
+    /// Entries that the next commit takes out of the journal.
+    to_consume: Vec<InboxEntry>,
+    /// All entries this run has placed, for a rollback.
+    placed: Vec<InboxEntry>,
+    /// The input that started the run, if input did.
+    wake: Option<MessageId>,
+    unanswered: Vec<MessageId>,
+    pending_verdict: Option<Verdict>,
+    aborting: bool,
+    structured: Option<Structured>,
+    warnings: Vec<Value>,
+    last_metadata: ResponseMetadata,
+    files: Vec<Chunk>,
+    sources: Vec<Chunk>,
+    step_result: Option<StepResult>,
+    /// The limit that cut the run, if its last step asked for more (LOOP-028).
+    stop_cause: Option<String>,
+    /// How often the run was gone on with since it had finished this many steps.
+    recoveries: (u32, u32),
+}
+
+impl RunMachine {
+    /// A fresh run.
+    pub(crate) fn new(settings: RunSettings, transcript: Transcript, message_id: MessageId) -> Self {
+        let structured = settings.structured_output.clone().map(Structured::new);
+        Self {
+            settings,
+            phase: Phase::New,
+            transcript,
+            response: Response::default(),
+            calls: Vec::new(),
+            late_results: false,
+            model: ModelName::default(),
+            first_message_id: message_id.clone(),
+            message_id,
+            started: false,
+            step_started: false,
+            iteration: 1,
+            steps: Vec::new(),
+            earlier_steps: 0,
+            answer_from: 0,
+            usage: Usage::default(),
+            consumed: Vec::new(),
+            to_consume: Vec::new(),
+            placed: Vec::new(),
+            wake: None,
+            unanswered: Vec::new(),
+            pending_verdict: None,
+            aborting: false,
+            structured,
+            warnings: Vec::new(),
+            last_metadata: ResponseMetadata::default(),
+            files: Vec::new(),
+            sources: Vec::new(),
+            step_result: None,
+            stop_cause: None,
+            recoveries: (0, 0),
+        }
+    }
+
+    /// A run that an earlier process left. A call that was started and has no result is not repeated (LOOP-255).
+    pub(crate) fn recovered(settings: RunSettings, mut transcript: Transcript, snapshot: &RunSnapshot) -> Self {
+        if snapshot.phase == SnapshotPhase::Tools
+            && let Some(answer) = transcript.open_answer()
+        {
+            for part in &mut answer.content.parts {
+                if is_call(part, ToolState::Call)
+                    && let Part::ToolInvocation(call) = part
+                {
+                    call.tool_invocation.state = ToolState::OutputError;
+                    call.tool_invocation.error_text =
+                        Some("outcome unknown after a restart: the call was started and is not repeated".to_owned());
+                }
+            }
+        }
+        let mut machine = Self::new(settings, transcript, snapshot.message_id.clone());
+        machine.first_message_id = snapshot.first_message_id.clone();
+        machine.iteration = snapshot.iteration;
+        machine.earlier_steps = snapshot.steps + u32::from(snapshot.phase == SnapshotPhase::Tools);
+        machine.usage = snapshot.usage.clone();
+        machine.consumed = snapshot.consumed.clone();
+        machine.placed = machine.placed_before();
+        machine.wake = snapshot.wake.clone();
+        machine.recoveries = (snapshot.recoveries, machine.step_count());
+        machine
+    }
+
+    /// What an earlier process placed for this run, from its rows: a rollback gives it back (ruling 33).
+    fn placed_before(&self) -> Vec<InboxEntry> {
+        let Some(thread) = self.transcript.thread() else { return Vec::new() };
+        let rows = self.transcript.messages().iter().filter(|message| self.consumed.contains(&message.id));
+        rows.filter_map(Signal::from_stored)
+            .map(|signal| InboxEntry {
+                signal,
+                thread: thread.clone(),
+                agent_id: self.settings.agent_id.clone(),
+                mode: InputMode::Steer,
+                run_id: self.settings.run_id.clone(),
+                options: self.settings.stored_options.clone(),
+                queue_owner_id: None,
+                attempts: 0,
+                position: 0,
+            })
+            .collect()
+    }
+
+    /// What the run goes on from after a crash.
+    pub(crate) fn snapshot(&self) -> RunSnapshot {
+        let in_tools = matches!(self.phase, Phase::Committing(AfterCommit::RunTools | AfterCommit::ToolProgress));
+        RunSnapshot {
+            message_id: self.message_id.clone(),
+            first_message_id: self.first_message_id.clone(),
+            iteration: self.iteration,
+            steps: self.step_count(),
+            usage: self.usage.clone(),
+            consumed: self.consumed.clone(),
+            wake: self.wake.clone(),
+            own: self.transcript.own_ids(),
+            // A step that is finished did not kill its process.
+            recoveries: if self.step_count() > self.recoveries.1 { 0 } else { self.recoveries.0 },
+            phase: if in_tools { SnapshotPhase::Tools } else { SnapshotPhase::Request },
+            options: self.settings.stored_options.clone(),
+            step: None,
+            kept: Vec::new(),
+            answer_from: None,
+        }
+    }
+
+    /// The conversation.
+    pub(crate) fn transcript(&self) -> &Transcript {
+        &self.transcript
+    }
+
+    /// What the next commit writes: messages, and the entries they place.
+    pub(crate) fn take_commit(&mut self) -> (Vec<StoredMessage>, Vec<InboxEntry>) {
+        (self.transcript.take_dirty(), std::mem::take(&mut self.to_consume))
+    }
+
+    /// Puts back what a failed commit took.
+    pub(crate) fn restore_commit(&mut self, messages: &[StoredMessage], entries: Vec<InboxEntry>) {
+        for message in messages {
+            self.transcript.touch(&message.id);
+        }
+        self.to_consume = entries;
+    }
+
+    /// The input that started the run; a rollback removes it.
+    pub(crate) fn wake(&self) -> Option<&MessageId> {
+        self.wake.as_ref()
+    }
+
+    /// All other entries the run has placed; a rollback gives them back (ruling 33).
+    pub(crate) fn joined(&self) -> impl Iterator<Item = &InboxEntry> {
+        self.placed.iter().filter(|entry| self.wake.as_ref() != Some(&entry.signal.id))
+    }
+
+    /// Whether the run has placed this input, durably or not.
+    pub(crate) fn has_placed(&self, id: &MessageId) -> bool {
+        self.placed.iter().any(|entry| entry.signal.id == *id)
+    }
+
+    /// Whether the commit under way is the run's last.
+    pub(crate) fn is_ending(&self) -> bool {
+        matches!(self.phase, Phase::Committing(AfterCommit::End { .. }))
+    }
+
+    /// Whether the commit under way ends a run that was stopped: only that can be rolled back.
+    pub(crate) fn is_stopping(&self) -> bool {
+        matches!(self.phase, Phase::Committing(AfterCommit::End { ending: Ending::Aborted, .. }))
+    }
+
+    /// The last commit is a rollback: what was not shown yet is not shown (SIG-454).
+    pub(crate) fn drop_echoes(&mut self) {
+        if let Phase::Committing(AfterCommit::End { echoes, .. }) = &mut self.phase {
+            echoes.clear();
+        }
+    }
+
+    /// How many chunks of the run are still to come once its last commit is durable.
+    pub(crate) fn chunks_to_come(&self) -> u64 {
+        let Phase::Committing(AfterCommit::End { echoes, ending }) = &self.phase else { return 0 };
+        let own = match ending {
+            Ending::Finished => 2,
+            Ending::Failed(_) | Ending::Aborted => 1 + u64::from(!self.started),
+            Ending::Tripped(_) => 2,
+        };
+        own + echoes.len() as u64
+    }
+
+    pub(super) fn step_count(&self) -> u32 {
+        self.earlier_steps + u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn chunk(&self, payload: Payload) -> RunEffect {
+        RunEffect::Emit(Chunk::agent(&self.settings.run_id, payload))
+    }
+
+    /// Takes in an event and says what is to be done. `now` dates what is placed.
+    pub(crate) fn apply(&mut self, event: RunEvent, now: Timestamp) -> Effects {
+        let mut effects = Effects::new();
+        match event {
+            RunEvent::Begun => {
+                self.phase = Phase::Draining(DrainPoint::First);
+                effects.push(RunEffect::Drain);
+            }
+            RunEvent::Drained { inputs, rejected, messages } => {
+                self.drained(inputs, rejected, messages, now, &mut effects);
+            }
+            RunEvent::Tripped { tripwire, inputs, messages } => {
+                self.note_wake(&inputs, &messages);
+                for entry in inputs {
+                    self.reject(entry, &tripwire, now);
+                }
+                for mut message in messages {
+                    mark_blocked(&mut message, &tripwire);
+                    self.transcript.add_input(message);
+                }
+                if self.aborting {
+                    self.end_aborted(now, &mut effects);
+                } else {
+                    self.end(Ending::Tripped(tripwire), now, &mut effects);
+                }
+            }
+            RunEvent::Committed => self.committed(now, &mut effects),
+            RunEvent::CommitFailed(error) => self.commit_failed(error, &mut effects),
+            RunEvent::Answered { model, warnings } => {
+                self.model = model;
+                // Nothing of a model that failed before it is kept (LOOP-048).
+                self.response = Response::default();
+                self.response.warnings = warnings;
+                self.start_step(now, &mut effects);
+            }
+            RunEvent::Model(event) => self.model_event(event, now, &mut effects),
+            RunEvent::ModelFailed(error) => {
+                if matches!(self.phase, Phase::Requesting) {
+                    self.start_step(now, &mut effects);
+                    self.fail(error, now, &mut effects);
+                }
+            }
+            RunEvent::InputWaits => self.input_waits(&mut effects),
+            RunEvent::ToolDone { index, outcome } => self.tool_done(index, outcome, now, &mut effects),
+            RunEvent::Scored(verdict) => self.scored(verdict, now, &mut effects),
+            RunEvent::Abort => self.abort(now, &mut effects),
+            RunEvent::TimedOut(error) => {
+                match self.phase {
+                    Phase::Requesting => effects.push(RunEffect::CancelRequest),
+                    Phase::Tools => effects.push(RunEffect::CancelTools),
+                    Phase::Done | Phase::Committing(AfterCommit::End { .. }) => return effects,
+                    _ => {}
+                }
+                self.fail(error, now, &mut effects);
+            }
+        }
+        effects
+    }
+}
