@@ -20,8 +20,6 @@ mod context;
 pub mod lane;
 mod list;
 mod runner;
-#[cfg(test)]
-pub(crate) mod testing;
 
 pub use args::*;
 pub use context::Context;

@@ -44,6 +44,8 @@ pub(crate) struct Runner {
     /// Counts retries of the step under way.
     pub(crate) retry_count: u32,
     max_retries: Option<u32>,
+    /// Whose input hook is working.
+    working: Option<String>,
 }
 
 /// Runs one hook of the processors of a list, up to the first that stops.
@@ -94,7 +96,7 @@ impl Runner {
         let output = entries(lists[1], &OUTPUT);
         let error = entries(lists[2], &[]);
         let slots = ids.iter().map(|_| Slot::default()).collect();
-        Self { input, output, error, slots, hooks, info, retry_count: 0, max_retries }
+        Self { input, output, error, slots, hooks, info, retry_count: 0, max_retries, working: None }
     }
 
     /// Whether any processor works at this point.
@@ -113,8 +115,28 @@ impl Runner {
     }
 
     pub(crate) async fn input(&mut self, desk: &mut dyn Desk, input: &mut Input) -> Result<(), Stop> {
-        each!(self, input, Hook::Input, desk, |processor, cx| processor.process_input(cx, input));
+        let Self { input: list, slots, info, retry_count, working, .. } = self;
+        for entry in list.iter().filter(|entry| entry.hooks.has(Hook::Input)) {
+            let processor = &*entry.processor;
+            *working = Some(processor.id().to_owned());
+            let mut context = Context {
+                info: &*info,
+                hook: Hook::Input,
+                lane: processor.state_id(),
+                retry_count: *retry_count,
+                slot: &mut slots[entry.slot],
+                desk: &mut *desk,
+            };
+            let outcome = AssertUnwindSafe(processor.process_input(&mut context, input)).catch_unwind().await;
+            judge(processor, Hook::Input, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))?;
+        }
+        *working = None;
         Ok(())
+    }
+
+    /// Whose input hook has no answer yet.
+    pub(crate) fn working(&self) -> Option<String> {
+        self.working.clone()
     }
 
     pub(crate) async fn input_step(&mut self, desk: &mut dyn Desk, step: &mut InputStep) -> Result<(), Stop> {
@@ -159,10 +181,10 @@ impl Runner {
     /// failure stands (PROC-056).
     pub(crate) async fn api_error(&mut self, desk: &mut dyn Desk, failure: &ApiFailure) -> Recovery {
         let Self { input, output, error, slots, info, retry_count, .. } = self;
-        let mut asked: Vec<*const ()> = Vec::new();
+        let mut asked: Vec<usize> = Vec::new();
         for entry in input.iter().chain(output.iter()).chain(error.iter()) {
             // The same instance in two lists is asked once.
-            let address = std::ptr::from_ref(&*entry.processor).cast::<()>();
+            let address = std::ptr::from_ref(&*entry.processor).cast::<()>().addr();
             if !entry.hooks.has(Hook::ApiError) || asked.contains(&address) {
                 continue;
             }

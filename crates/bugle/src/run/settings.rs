@@ -20,6 +20,20 @@ pub(crate) struct RunSettings {
     pub(crate) interruptible: bool,
     pub(crate) has_completion: bool,
     pub(crate) structured_output: Option<StructuredOutput>,
+    pub(crate) judges: Judges,
     /// The options as a recovered run will need them.
     pub(crate) stored_options: Value,
+}
+
+/// Where processors have a say in the loop.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Judges {
+    /// Chunks pass hooks before they count.
+    pub(crate) stream: bool,
+    /// Steps are judged before their tools run.
+    pub(crate) step: bool,
+    /// The answer is judged before its last write.
+    pub(crate) result: bool,
+    /// How often a rejected step is tried again; never if nobody says (PROC-053).
+    pub(crate) retries: Option<u32>,
 }

@@ -61,18 +61,28 @@ impl ToolTable {
             }
             tools.entry(name.clone()).or_insert(tool);
         }
-        let choice = match &options.tool_choice {
-            None | Some(ToolChoiceOption::Mode(ToolChoiceMode::Auto)) => ToolChoice::Auto,
-            Some(ToolChoiceOption::Mode(ToolChoiceMode::None)) => ToolChoice::None,
-            Some(ToolChoiceOption::Mode(ToolChoiceMode::Required)) => ToolChoice::Required,
-            Some(ToolChoiceOption::Tool { tool_name, .. }) => ToolChoice::Tool(tool_name.clone()),
-        };
+        let choice = choice_of(options.tool_choice.as_ref());
         Self {
             tools,
             active: options.active_tools.clone(),
             choice,
             require_approval: options.require_tool_approval == Some(true),
         }
+    }
+
+    /// The tools of one step, as processors want them (PROC-040).
+    pub(crate) fn for_step(
+        &self,
+        tools: IndexMap<String, Tool>,
+        active: Option<Vec<String>>,
+        choice: Option<&ToolChoiceOption>,
+    ) -> Self {
+        Self { tools, active, choice: choice_of(choice), require_approval: self.require_approval }
+    }
+
+    /// All tools, by the name the model knows.
+    pub(crate) fn all(&self) -> &IndexMap<String, Tool> {
+        &self.tools
     }
 
     /// Two names that are one for a provider (LOOP-081).
@@ -183,6 +193,15 @@ impl ToolTable {
                 }
             },
         }
+    }
+}
+
+fn choice_of(option: Option<&ToolChoiceOption>) -> ToolChoice {
+    match option {
+        None | Some(ToolChoiceOption::Mode(ToolChoiceMode::Auto)) => ToolChoice::Auto,
+        Some(ToolChoiceOption::Mode(ToolChoiceMode::None)) => ToolChoice::None,
+        Some(ToolChoiceOption::Mode(ToolChoiceMode::Required)) => ToolChoice::Required,
+        Some(ToolChoiceOption::Tool { tool_name, .. }) => ToolChoice::Tool(tool_name.clone()),
     }
 }
 

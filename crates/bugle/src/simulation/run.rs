@@ -188,6 +188,7 @@ impl World {
             interruptible: self.rng.chance(80),
             has_completion: self.rng.chance(15),
             structured_output: None,
+            judges: Default::default(),
             stored_options: serde_json::Value::Null,
         };
         let history = now(self.storage.recent_messages(&self.key, 100_000)).unwrap_or_default();
@@ -297,6 +298,8 @@ impl World {
             RunEffect::CancelTools => run.cancelling = true,
             RunEffect::Score { .. } => run.scoring = true,
             RunEffect::StepEnded(_) => {}
+            // The simulation runs no processors.
+            RunEffect::Filter(_) | RunEffect::FlushStream | RunEffect::JudgeStep | RunEffect::JudgeResult => {}
             RunEffect::End(ending) => self.end(run, ending),
         }
     }

@@ -6,5 +6,6 @@ mod support;
 
 mod leftovers;
 mod r#loop;
+mod processors;
 mod runs;
 mod signals;

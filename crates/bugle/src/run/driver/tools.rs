@@ -5,7 +5,7 @@ use super::*;
 
 impl Driver {
     pub(super) fn start_tools(&mut self, runs: Vec<ToolRun>) {
-        let here = runs.iter().any(|run| self.prepared.tools.runs_here(&run.name));
+        let here = runs.iter().any(|run| self.hooks.tools.runs_here(&run.name));
         self.tool_messages = if here { self.machine.transcript().messages().into() } else { Arc::default() };
         self.waiting_tools = runs.into();
         self.next_tools();
@@ -25,7 +25,7 @@ impl Driver {
                 written: self.writer.clone(),
                 runtime: Bugle { inner: self.inner.clone() },
             };
-            let tools = self.prepared.tools.clone();
+            let tools = self.hooks.tools.clone();
             self.running_tools.push(run.index);
             let index = run.index;
             self.tools.spawn(async move {

@@ -102,10 +102,6 @@ impl LaneBook {
         self.now.get(lane)
     }
 
-    pub(crate) fn tracked(&self) -> impl Iterator<Item = (&String, &Tracking)> {
-        self.now.iter()
-    }
-
     pub(crate) fn mark_stale(&mut self, lane: &str) {
         self.stale.insert(lane.to_owned());
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::tracking::{Tracking, lane_key};
+use super::tracking::lane_key;
 use crate::{
     id::MessageId,
     json::{Object, json},
@@ -225,11 +225,6 @@ impl StateInput {
         let mut signal = self.signal_input(metadata).normalise(|| id, now)?;
         signal.accepted_at = Some(now);
         Ok(signal)
-    }
-
-    /// Whether `tracking` is already at the state's key and mode.
-    pub(crate) fn is_current(&self, tracking: &Tracking) -> bool {
-        tracking.current_cache_key == self.key() && tracking.current_mode == Some(self.mode)
     }
 }
 
