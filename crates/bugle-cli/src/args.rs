@@ -55,8 +55,12 @@ pub(crate) enum Command {
     Send(Send),
     /// Queue a message for a turn of its own; without text, list what waits
     Queue(Queue),
-    /// Follow a thread: runs, steering, queue, tools
+    /// Follow a thread: runs, steering, queue, tools, delegations; answer what waits for you
     Watch(Watch),
+    /// Let a call run that waits for approval, or give a suspended tool its data
+    Approve(Approve),
+    /// Decline a call that waits for approval
+    Decline(Decline),
     /// Stop the thread's run
     Abort(Abort),
     /// List threads, show a transcript, delete a thread
@@ -201,9 +205,48 @@ pub(crate) struct Watch {
     /// Leave signals out
     #[arg(long)]
     pub(crate) no_signals: bool,
-    /// Never ask anything
+    /// Never ask for an answer
     #[arg(long)]
     pub(crate) read_only: bool,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+/// Which call is answered, and how.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Answer {
+    /// The call; of a delegation, the outer or the inner one [default: the only one that waits]
+    #[arg(value_name = "CALL", conflicts_with = "list")]
+    pub(crate) call: Option<String>,
+    /// Of this run, whatever its thread
+    #[arg(long, value_name = "ID")]
+    pub(crate) run: Option<String>,
+    /// What a suspended tool asked for
+    #[arg(long, value_name = "JSON", conflicts_with = "list")]
+    pub(crate) data: Option<String>,
+    /// List what waits
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Print what the run says until it ends
+    #[arg(long, conflicts_with = "list")]
+    pub(crate) wait: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Approve {
+    #[command(flatten)]
+    pub(crate) answer: Answer,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Decline {
+    #[command(flatten)]
+    pub(crate) answer: Answer,
+    /// Why; the model is told
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["list", "data"])]
+    pub(crate) reason: Option<String>,
     #[command(flatten)]
     pub(crate) target: Target,
 }

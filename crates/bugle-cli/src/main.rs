@@ -10,6 +10,7 @@ mod log;
 mod out;
 mod project;
 mod render;
+mod screen;
 mod serving;
 mod settings;
 mod text;

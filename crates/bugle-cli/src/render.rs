@@ -1,10 +1,7 @@
 //! Chunks and messages for a person to read.
 
-use std::collections::BTreeSet;
-
 use bugle::{
-    RunId,
-    chunk::{Chunk, ChunkBody, DataChunk, Payload},
+    chunk::{Chunk, DataChunk, Payload},
     json::Value,
     message::{Part, Role, StoredMessage},
 };
@@ -79,8 +76,8 @@ impl Answer {
     }
 }
 
-/// A tool's part of a run as one line.
-fn tool_line(payload: &Payload) -> Option<(Style, String)> {
+/// A tool's part of a run as one line; of a delegated run's, below its delegation.
+pub(crate) fn tool_line(payload: &Payload) -> Option<(Style, String)> {
     let json = |value: &Value| short(&value.to_string(), JSON_WIDTH);
     Some(match payload {
         Payload::ToolCall(call) => (Style::Cyan, format!("* {} {}", clean(&call.tool_name), json(&call.args))),
@@ -97,117 +94,27 @@ fn tool_line(payload: &Payload) -> Option<(Style, String)> {
             (Style::Yellow, format!("? {} waits: {}", clean(tool_name), json(suspend_payload)))
         }
         Payload::ToolOutputDenied { tool_name, .. } => (Style::Yellow, format!("  {} was declined", clean(tool_name))),
-        Payload::ToolOutput { output, .. } => (Style::Dim, format!("  | {}", json(output))),
+        Payload::ToolOutput { output, .. } => match nested(output) {
+            Some(inner) => {
+                let (style, line) = tool_line(inner.payload()?)?;
+                (style, format!("│ {line}"))
+            }
+            None => (Style::Dim, format!("  | {}", json(output))),
+        },
         Payload::Tripwire(tripwire) => (Style::Yellow, format!("! stopped: {}", short(&tripwire.reason, 300))),
         _ => return None,
     })
 }
 
-/// A thread as it happens, for `watch`.
-pub(crate) struct Screen {
-    out: Out,
-    signals: bool,
-    /// Runs that have begun and not ended.
-    running: BTreeSet<RunId>,
-    queue: usize,
-    open: bool,
-}
-
-impl Screen {
-    pub(crate) const fn new(out: Out, signals: bool) -> Self {
-        Self { out, signals, running: BTreeSet::new(), queue: 0, open: false }
-    }
-
-    /// Ends a line that streaming has begun.
-    pub(crate) fn fresh_line(&mut self) {
-        if self.open {
-            self.out.print("\n");
-            self.open = false;
-        }
-    }
-
-    fn line(&mut self, style: Style, text: &str) {
-        self.fresh_line();
-        self.out.line(&self.out.paint(style, text));
-    }
-
-    fn stream(&mut self, style: Style, text: &str) {
-        let text = clean(text);
-        if !text.is_empty() {
-            self.open = !text.ends_with('\n');
-            self.out.print(&self.out.paint(style, &text));
-        }
-    }
-
-    /// How much waits now; said when it changes.
-    pub(crate) fn queue(&mut self, count: usize) {
-        if count != self.queue {
-            self.queue = count;
-            self.line(Style::Dim, &queue_line(count));
-        }
-    }
-
-    pub(crate) fn chunk(&mut self, chunk: &Chunk) {
-        match &chunk.body {
-            ChunkBody::Data(data) => {
-                let steered = chunk.run_id.as_ref().is_some_and(|run| self.running.contains(run));
-                if let Some((style, line)) = echo_line(data, steered, self.signals) {
-                    self.line(style, &line);
-                }
-            }
-            ChunkBody::AbortNotice => self.ended(chunk, Style::Yellow, "-- aborted"),
-            ChunkBody::Payload(payload) => self.payload(chunk, payload),
-            ChunkBody::Object(_) | ChunkBody::ObjectResult(_) | ChunkBody::Unknown { .. } => {}
-        }
-    }
-
-    fn payload(&mut self, chunk: &Chunk, payload: &Payload) {
-        match payload {
-            Payload::Start { id, .. } => {
-                let run = chunk.run_id.as_ref().map(RunId::as_str).unwrap_or_default();
-                self.line(Style::Bold, &format!("-- {} runs ({})", clean(id), clean(run)));
-                self.running.extend(chunk.run_id.clone());
-            }
-            Payload::TextStart { .. } | Payload::ReasoningStart { .. } => self.fresh_line(),
-            Payload::TextDelta { text, .. } => self.stream(Style::Plain, text),
-            Payload::ReasoningDelta { text, .. } => self.stream(Style::Dim, text),
-            Payload::TextEnd { .. } | Payload::ReasoningEnd { .. } | Payload::StepFinish(_) => self.fresh_line(),
-            Payload::Finish(finish) => {
-                let reason = serde_json::to_value(finish.step_result.reason).unwrap_or_default();
-                let tokens =
-                    finish.output.usage.total_tokens.map(|count| format!(", {count} tokens")).unwrap_or_default();
-                let line = format!("-- done ({}{tokens})", reason.as_str().unwrap_or_default());
-                self.ended(chunk, Style::Bold, &line);
-            }
-            Payload::Error { error } => {
-                self.ended(chunk, Style::Red, &format!("-- failed: {}", short(&error.message, 300)));
-            }
-            Payload::Abort {} => self.ended(chunk, Style::Yellow, "-- aborted"),
-            payload => {
-                if let Some((style, line)) = tool_line(payload) {
-                    self.line(style, &line);
-                }
-            }
-        }
-    }
-
-    fn ended(&mut self, chunk: &Chunk, style: Style, line: &str) {
-        if let Some(run) = &chunk.run_id {
-            self.running.remove(run);
-        }
-        self.line(style, line);
-    }
-}
-
-fn queue_line(count: usize) -> String {
-    match count {
-        0 => "   queue: empty".into(),
-        count => format!("   queue: {count} waiting"),
-    }
+/// The chunk of a delegated run that a tool wrote (HTTP-121); `None` if it wrote something else.
+pub(crate) fn nested(output: &Value) -> Option<Chunk> {
+    let is_chunk =
+        output.get("type").is_some_and(Value::is_string) && output.get("runId").is_some_and(Value::is_string);
+    is_chunk.then(|| serde_json::from_value(output.clone()).ok()).flatten()
 }
 
 /// The echo of input: who said what, and whether it steers a run that goes on.
-fn echo_line(data: &DataChunk, steered: bool, signals: bool) -> Option<(Style, String)> {
+pub(crate) fn echo_line(data: &DataChunk, steered: bool, signals: bool) -> Option<(Style, String)> {
     let field = |name: &str| data.data.get(name).and_then(Value::as_str);
     let text = value_text(data.data.get("contents").unwrap_or(&Value::Null));
     let attribute = |name: &str| data.data.get("attributes").and_then(|it| it.get(name)).and_then(Value::as_str);
@@ -311,8 +218,6 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(tool_line(call.payload().unwrap()).unwrap().1, "* clock {\"a\":\"b\\nc\"}");
-        assert_eq!(queue_line(0), "   queue: empty");
-        assert_eq!(queue_line(2), "   queue: 2 waiting");
     }
 
     #[test]

@@ -87,8 +87,12 @@ impl Failure {
         Self { retry_after: Some(1), ..self }
     }
 
-    fn with_run(mut self, run_id: &RunId) -> Self {
-        self.body["runId"] = json!(run_id);
+    fn with_run(self, run_id: &RunId) -> Self {
+        self.with("runId", json!(run_id))
+    }
+
+    fn with(mut self, name: &str, value: Value) -> Self {
+        self.body[name] = value;
         self
     }
 
@@ -131,10 +135,10 @@ impl From<StorageError> for Failure {
             StorageError::MessageOwnership { .. } => Self::forbidden(text),
             StorageError::NotFound { what: "thread", .. } => Self::unknown_thread(),
             StorageError::NotFound { .. } => Self::not_found(text),
-            StorageError::Busy { .. } | StorageError::Exists { .. } | StorageError::DifferentContent { .. } => {
-                Self::conflict(text)
-            }
-            StorageError::NotParked { .. } => Self::new(StatusCode::CONFLICT, text),
+            StorageError::Busy { .. }
+            | StorageError::Exists { .. }
+            | StorageError::DifferentContent { .. }
+            | StorageError::NotParked { .. } => Self::conflict(text),
             StorageError::Invalid(_) => Self::bad_request(text),
             StorageError::Unsupported { .. } => Self::unsupported(text),
             StorageError::StaleEpoch { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
@@ -155,7 +159,18 @@ impl From<Error> for Failure {
             Error::Configuration(_) | Error::NoActiveRun | Error::RunNotOnThread { .. } | Error::NoMemory(_) => {
                 Self::bad_request(text)
             }
-            Error::UnknownAgent(_) | Error::UnknownInput(_) => Self::not_found(text),
+            Error::UnknownAgent(_)
+            | Error::UnknownInput(_)
+            | Error::NoSuspendedRun { .. }
+            | Error::NoSuspendedThreadRun { .. }
+            | Error::NotSuspended { answered: false, .. } => Self::not_found(text),
+            // Somebody was faster, or several calls fit (HTTP-108, ruling 37).
+            Error::NotSuspended { run_id, .. } => Self::conflict(text).with_run(&run_id),
+            Error::AmbiguousSuspendedRuns { run_ids, .. } => Self::conflict(text).with("runIds", json!(run_ids)),
+            Error::AmbiguousToolCall { tool_call_ids, .. } => {
+                Self::conflict(text).with("toolCallIds", json!(tool_call_ids))
+            }
+            Error::MissingResumeTarget => Self::bad_request(text),
             Error::InvalidSignal(invalid) => Self::field(invalid.field, invalid.message),
             Error::Invalid { field, message } => Self::field(field, message),
             Error::InputLimit(_) => Self::new(StatusCode::TOO_MANY_REQUESTS, text).later(),
@@ -163,12 +178,6 @@ impl From<Error> for Failure {
                 Self::conflict(text).with_run(&run_id)
             }
             Error::RunIdTaken { run_id } => Self::conflict(text).with_run(&run_id),
-            Error::NotSuspended { run_id, .. } => Self::conflict(text).with_run(&run_id),
-            Error::NoSuspendedRun { .. } | Error::NoSuspendedThreadRun { .. } => Self::not_found(text),
-            Error::AmbiguousSuspendedRuns { .. } | Error::AmbiguousToolCall { .. } => {
-                Self::new(StatusCode::CONFLICT, text)
-            }
-            Error::MissingResumeTarget => Self::bad_request(text),
             Error::Draining | Error::OwnedElsewhere { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
             Error::State(error) => match error.code {
                 "state_thread_not_found" => Self::unknown_thread(),
@@ -215,6 +224,11 @@ mod tests {
             (Error::Draining, 503, true),
             (Error::OwnedElsewhere { thread: ThreadKey::new("r", "t"), owner: "p".into() }, 503, true),
             (Error::AlreadyTaken { id: "m".into(), run_id: "r".into() }, 409, false),
+            (Error::NoSuspendedRun { run_id: "r".into() }, 404, false),
+            (Error::NotSuspended { run_id: "r".into(), tool_call_id: None, answered: false }, 404, false),
+            (Error::NotSuspended { run_id: "r".into(), tool_call_id: None, answered: true }, 409, false),
+            (Error::AmbiguousToolCall { tool_call_id: "c".into(), tool_call_ids: Vec::new() }, 409, false),
+            (StorageError::NotParked { run_id: "r".into() }.into(), 409, false),
             (StorageError::Unavailable { message: "disk full".into(), source: None }.into(), 503, true),
             (StorageError::DifferentContent { id: "m".into() }.into(), 409, false),
         ] {

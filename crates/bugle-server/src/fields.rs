@@ -71,7 +71,6 @@ macro_rules! run_fields {
     ($($first:expr),* $(,)?) => {
         Shape::Fields(&[
             $($first,)*
-            optional("runId", TEXT),
             optional("instructions", &SYSTEM),
             optional("system", &SYSTEM),
             optional("context", &Shape::List(&TEXT_OR_MESSAGE)),
@@ -95,9 +94,32 @@ macro_rules! run_fields {
 }
 
 /// `generate` and `stream`.
-pub(crate) static RUN: Shape = run_fields!(required("messages", &MESSAGES), optional("memory", &MEMORY));
+pub(crate) static RUN: Shape =
+    run_fields!(required("messages", &MESSAGES), optional("runId", TEXT), optional("memory", &MEMORY));
 /// Options of a run that input starts.
-pub(crate) static STREAM_OPTIONS: Shape = run_fields!(optional("memory", &ANY_MEMORY));
+pub(crate) static STREAM_OPTIONS: Shape = run_fields!(optional("runId", TEXT), optional("memory", &ANY_MEMORY));
+
+// Answers to runs that wait for a person (HTTP §5.4).
+
+/// `approve-tool-call` and its kin.
+pub(crate) static ANSWER_CALL: Shape = run_fields!(
+    required("runId", TEXT),
+    required("toolCallId", TEXT),
+    optional("reason", TEXT),
+    optional("memory", &ANY_MEMORY),
+);
+/// `resume-stream`.
+pub(crate) static RESUME: Shape = run_fields!(
+    required("runId", TEXT),
+    required("resumeData", ANY),
+    optional("toolCallId", TEXT),
+    optional("memory", &ANY_MEMORY),
+);
+/// `observe`.
+pub(crate) static OBSERVE: Shape = Shape::Fields(&[required("runId", TEXT), optional("offset", &Shape::Whole(0))]);
+/// `recover`.
+pub(crate) static RECOVER: Shape =
+    Shape::Fields(&[required("runId", TEXT), optional("versions", &VERSIONS), optional("requestContext", OBJECT)]);
 
 // Input (HTTP §6).
 
@@ -210,6 +232,8 @@ pub(crate) static TOOL_APPROVAL: Shape = Shape::Fields(&[
     required("threadId", TEXT),
     required("toolCallId", TEXT),
     required("approved", FLAG),
+    optional("reason", TEXT),
+    optional("declineContext", &Shape::Fields(&[optional("reason", TEXT), optional("message", TEXT)])),
     optional("resumeData", ANY),
     optional("messages", &Shape::List(OBJECT)),
     optional("streamOptions", &STREAM_OPTIONS),
@@ -319,6 +343,16 @@ pub(crate) const AGENTS_QUERY: &[Field] = &[optional("partial", FLAG), CONTEXT];
 /// `GET /agents/:agentId`.
 pub(crate) const AGENT_QUERY: &[Field] =
     &[optional("status", &Shape::OneOf(&["draft", "published"])), optional("versionId", TEXT), CONTEXT];
+/// `GET /agents/:agentId/suspended-runs`.
+pub(crate) const SUSPENDED_QUERY: &[Field] = &[
+    optional("threadId", TEXT),
+    RESOURCE_ID,
+    optional("fromDate", TEXT),
+    optional("toDate", TEXT),
+    optional("perPage", &Shape::Whole(1)),
+    optional("page", PAGE),
+    CONTEXT,
+];
 /// Routes of one memory thread.
 pub(crate) const MEMORY_QUERY: &[Field] = &[AGENT_ID, RESOURCE_ID, CONTEXT];
 /// `GET /memory/threads`.

@@ -3,7 +3,12 @@
 //! A chunk is encoded once for all who watch it; its bytes are shared, not copied, unless several are ready at once
 //! and go out in one write.
 
-use std::{convert::Infallible, future::Future, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    convert::Infallible,
+    future::Future,
+    time::Duration,
+};
 
 use axum::{
     body::Body,
@@ -12,8 +17,8 @@ use axum::{
 };
 use bugle::{
     Bugle,
-    chunk::{Chunk, Payload},
-    json::json,
+    chunk::{Chunk, ChunkBody, ChunkFrom, Payload, ToolCallPayload, encode_frame},
+    json::{Value, json},
     run::{DirectChunk, RunStream},
     runtime::Delivery,
     thread::Subscription,
@@ -54,12 +59,18 @@ pub(crate) fn subscription(subscription: Subscription, keep_alive: Duration, eve
 
 /// The response to a run: ends with the run (HTTP-023); a client that leaves stops it (HTTP-026).
 pub(crate) fn run(run: RunStream, bugle: Bugle, keep_alive: Duration) -> Response {
+    direct(run, bugle, keep_alive, None)
+}
+
+/// The response to a run that goes on: says the calls that were pending again, before what became of them (HTTP-104).
+pub(crate) fn resumed(run: RunStream, bugle: Bugle, keep_alive: Duration, pending: PendingCalls) -> Response {
+    direct(run, bugle, keep_alive, Some(pending))
+}
+
+fn direct(run: RunStream, bugle: Bugle, keep_alive: Duration, pending: Option<PendingCalls>) -> Response {
     let pulse = Pulse { every: keep_alive, comment: HEARTBEAT };
-    respond(Body::from_stream(frames(
-        RunFrames { run, bugle, ended: false, complete: false, left: false },
-        pulse,
-        None,
-    )))
+    let frames = frames(RunFrames { run, bugle, pending, ended: false, complete: false, left: false }, pulse, None);
+    respond(Body::from_stream(frames))
 }
 
 fn respond(body: Body) -> Response {
@@ -185,9 +196,65 @@ impl Source for ThreadFrames {
     }
 }
 
+/// The calls of a parked step, to be said again on the response that resumes it: clients take no result without its
+/// call.
+#[derive(Debug, Default)]
+pub(crate) struct PendingCalls {
+    /// By id: the tool and its arguments.
+    calls: HashMap<String, (String, Value)>,
+    said: HashSet<String>,
+}
+
+impl PendingCalls {
+    pub(crate) fn new(calls: impl IntoIterator<Item = (String, (String, Value))>) -> Self {
+        Self { calls: calls.into_iter().collect(), said: HashSet::new() }
+    }
+
+    /// The call that has to be said before `chunk`.
+    fn before(&mut self, chunk: &Chunk) -> Option<Chunk> {
+        let (id, tool, args) = match chunk.payload()? {
+            Payload::ToolCall(call) => {
+                self.said.insert(call.tool_call_id.clone());
+                return None;
+            }
+            Payload::ToolResult(result) => (&result.tool_call_id, Some(&result.tool_name), result.args.as_ref()),
+            Payload::ToolError { tool_call_id, tool_name, args, .. }
+            | Payload::ToolOutputDenied { tool_call_id, tool_name, args, .. } => {
+                (tool_call_id, Some(tool_name), args.as_ref())
+            }
+            Payload::ToolOutput { tool_call_id, .. } => (tool_call_id, None, None),
+            _ => return None,
+        };
+        if self.said.contains(id) {
+            return None;
+        }
+        let (tool_name, args) = match (self.calls.remove(id), tool) {
+            (Some(call), _) => call,
+            (None, Some(tool)) => (tool.clone(), args.cloned().unwrap_or_default()),
+            (None, None) => return None,
+        };
+        self.said.insert(id.clone());
+        let call = ToolCallPayload {
+            tool_call_id: id.clone(),
+            tool_name,
+            args,
+            provider_executed: None,
+            provider_metadata: None,
+        };
+        Some(Chunk {
+            run_id: chunk.run_id.clone(),
+            from: ChunkFrom::Agent,
+            body: ChunkBody::Payload(Payload::ToolCall(call)),
+            metadata: None,
+        })
+    }
+}
+
 struct RunFrames {
     run: RunStream,
     bugle: Bugle,
+    /// Of a run that goes on.
+    pending: Option<PendingCalls>,
     /// The run has said its last chunk.
     ended: bool,
     /// That chunk says how it ended, or that it waits for a person.
@@ -204,7 +271,13 @@ impl RunFrames {
         };
         self.complete = completes(chunk.chunk());
         self.left |= is_left(chunk.chunk());
-        Some(chunk.frame())
+        let frame = chunk.frame();
+        let Some(call) = self.pending.as_mut().and_then(|pending| pending.before(chunk.chunk())) else {
+            return Some(frame);
+        };
+        let mut both = BytesMut::from(&*encode_frame(&call));
+        both.extend_from_slice(&frame);
+        Some(both.freeze())
     }
 }
 

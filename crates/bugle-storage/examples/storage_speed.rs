@@ -74,7 +74,7 @@ async fn caller_rounds(store: &LibSql, thread: ThreadKey, rounds: usize) -> Resu
     for round in 0..rounds {
         let id = format!("{}-{round}", thread.thread_id);
         let begin = Instant::now();
-        let claim = LeaseClaim { owner: store.owner(), ttl: Duration::from_secs(30) };
+        let claim = LeaseClaim::new(store.owner(), Duration::from_secs(30));
         let entries = vec![entry(&thread, &id)];
         store
             .accept(Accept {

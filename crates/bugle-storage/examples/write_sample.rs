@@ -38,7 +38,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         attempts: 0,
         position: 0,
     };
-    let claim = Some(LeaseClaim { owner: store.owner(), ttl: std::time::Duration::from_secs(30) });
+    let claim = Some(LeaseClaim::new(store.owner(), std::time::Duration::from_secs(30)));
     store
         .accept(Accept { entries: vec![entry], thread: thread.clone(), claim, check_only: false, create_thread: false })
         .await?;
@@ -77,7 +77,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         "createdAt": at(3), "updatedAt": at(3),
     }))?;
     store.create_notification(note).await?;
-    store.release_lease(&thread, &store.owner()).await?;
+    store.release_lease(&thread, &store.owner(), None).await?;
     store.close().await;
     Ok(())
 }

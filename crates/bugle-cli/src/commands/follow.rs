@@ -12,7 +12,11 @@ use bugle::{
 };
 use bugle_client::{Accepted, Client, Delivery, Subscription, Thread};
 
-use super::{Session, command_with, connect::Connection};
+use super::{
+    Session, command_with,
+    connect::Connection,
+    desk::{Desk, Heard, hear},
+};
 use crate::{
     args::Target,
     exit::{self, Failure},
@@ -111,24 +115,38 @@ impl Follow<'_> {
             return Ok(code);
         }
         if let Some(waiting) = &self.accepted.waiting_for {
-            return Err(self.waits(&format!("the run waits for a person ({waiting}) and takes this in afterwards")));
+            let what = format!("the run waits for a person ({waiting}) and takes this in afterwards");
+            let hint = format!("see what waits with: {} --list", command_with(self.target, "approve"));
+            return Err(Failure::new(exit::CONFLICT, what).hint(hint));
         }
         let mut answer = Answer::new(out);
         let mut run = self.accepted.run_id.clone();
         let mut taken = false;
+        // What the person at this terminal was asked.
+        let mut asked: Option<Box<Chunk>> = None;
         // Something may have passed by unseen: then silence is a reason to ask.
         let mut unsure = self.known;
+        let mut desk = Desk::of_terminal(out);
         loop {
-            let delivery = if unsure {
-                match tokio::time::timeout(SILENCE, self.subscription.next()).await {
-                    Ok(delivery) => delivery,
+            let hearing = hear(&mut self.subscription, &mut desk, &self.thread);
+            let heard = if unsure {
+                match tokio::time::timeout(SILENCE, hearing).await {
+                    Ok(heard) => heard,
                     Err(_) => match self.ask_store(&mut answer, taken).await? {
                         Some(code) => return Ok(code),
                         None => continue,
                     },
                 }
             } else {
-                self.subscription.next().await
+                hearing.await
+            };
+            let delivery = match heard {
+                Heard::Delivery(delivery) => delivery,
+                // Nobody will answer what was asked.
+                Heard::Silence => match asked.take() {
+                    Some(chunk) => return Err(waits(&chunk, self.target)),
+                    None => continue,
+                },
             };
             let (event_id, chunk, json) = match delivery {
                 Some(Delivery::Chunk { event_id, chunk, json }) => (event_id, chunk, json),
@@ -164,12 +182,22 @@ impl Follow<'_> {
             if taken {
                 answer.chunk(&chunk);
             }
-            if let Some(Payload::ToolCallApproval { tool_name, .. } | Payload::ToolCallSuspended { tool_name, .. }) =
-                chunk.payload()
-                && taken
-            {
-                answer.end();
-                return Err(self.waits(&format!("{tool_name} waits for a person's approval")));
+            if taken {
+                match &mut desk {
+                    Some(desk) => {
+                        desk.chunk(&chunk);
+                        asked = if desk.has_question() { asked } else { None };
+                    }
+                    None if is_question(&chunk) => {
+                        answer.end();
+                        return Err(waits(&chunk, self.target));
+                    }
+                    None => {}
+                }
+                if is_question(&chunk) {
+                    asked = Some(chunk);
+                    continue;
+                }
             }
             let Some(ended) = ended(&chunk) else { continue };
             if !taken {
@@ -218,21 +246,99 @@ impl Follow<'_> {
         Ok(Some(0))
     }
 
-    fn waits(&self, what: &str) -> Failure {
-        let hint = format!(
-            "this version answers approvals over HTTP only; stop the run with: {}",
-            command_with(self.target, "abort")
-        );
-        Failure::new(exit::CONFLICT, what).hint(hint)
-    }
-
     fn result(&self, reason: Option<&str>, text: &str, usage: &Usage) {
         self.result_of(&self.accepted.run_id, reason, text, usage);
     }
 
     fn result_of(&self, run: &RunId, reason: Option<&str>, text: &str, usage: &Usage) {
-        let line = json!({"type": "result", "runId": run, "finishReason": reason, "text": text, "usage": usage});
-        self.session.out.json_line(&line);
+        result_line(run, reason, text, usage, self.session);
+    }
+}
+
+fn result_line(run: &RunId, reason: Option<&str>, text: &str, usage: &Usage, session: &Session) {
+    let line = json!({"type": "result", "runId": run, "finishReason": reason, "text": text, "usage": usage});
+    session.out.json_line(&line);
+}
+
+/// Whether a run waits for a person now.
+fn is_question(chunk: &Chunk) -> bool {
+    matches!(chunk.payload(), Some(Payload::ToolCallApproval { .. } | Payload::ToolCallSuspended { .. }))
+}
+
+/// A run waits for a person who is not here: what they can do.
+fn waits(chunk: &Chunk, target: &Target) -> Failure {
+    let (what, answer, call) = match chunk.payload() {
+        Some(Payload::ToolCallApproval { tool_name, tool_call_id, .. }) => {
+            (format!("{tool_name} waits for a person's approval"), "", tool_call_id.as_str())
+        }
+        Some(Payload::ToolCallSuspended { tool_name, tool_call_id, .. }) => {
+            (format!("{tool_name} waits for a person's answer"), " --data JSON", tool_call_id.as_str())
+        }
+        _ => ("the run waits for a person".into(), "", ""),
+    };
+    let command = command_with(target, &format!("approve {call}"));
+    Failure::new(exit::CONFLICT, what).hint(format!("answer with: {command}{answer}"))
+}
+
+/// What a chunk of a run that was answered means for whoever answered: `None` while it goes on.
+pub(super) fn settled(
+    chunk: &Chunk,
+    run: &RunId,
+    answer: &mut Answer,
+    target: &Target,
+    session: &Session,
+) -> Option<Result<u8, Failure>> {
+    if is_question(chunk) {
+        answer.end();
+        return Some(Err(waits(chunk, target)));
+    }
+    let ended = ended(chunk)?;
+    answer.end();
+    if session.out.json {
+        result_line(run, ended.reason.as_deref(), answer.text(), &ended.usage, session);
+    }
+    Some(ended.failure.map_or(Ok(0), Err))
+}
+
+/// The rest of a run that goes on with an answer.
+pub(super) struct Rest<'a> {
+    pub(super) thread: Thread,
+    pub(super) subscription: Subscription,
+    pub(super) run: RunId,
+    pub(super) target: &'a Target,
+    pub(super) session: &'a Session,
+}
+
+impl Rest<'_> {
+    /// Prints it until it ends, or waits for a person again.
+    pub(super) async fn follow(mut self) -> Result<u8, Failure> {
+        let out = self.session.out;
+        let mut answer = Answer::new(out);
+        while let Some(delivery) = self.subscription.next().await {
+            match delivery {
+                Delivery::Chunk { event_id, chunk, json } if chunk.run_id.as_ref() == Some(&self.run) => {
+                    if out.json {
+                        out.json_line(&with_event_id(json, event_id.as_deref()));
+                    }
+                    answer.chunk(&chunk);
+                    if let Some(code) = settled(&chunk, &self.run, &mut answer, self.target, self.session) {
+                        return code;
+                    }
+                }
+                Delivery::Chunk { .. } | Delivery::Back => {}
+                Delivery::Gap { .. } => {
+                    answer.end();
+                    let what = format!("events are missing; the end of run {} may be among them", self.run);
+                    let hint = format!("see the thread with: bugle threads show {}", self.thread.id());
+                    return Err(Failure::new(exit::UNAVAILABLE, what).hint(hint));
+                }
+                Delivery::Lost { reason } => {
+                    out.note(Style::Yellow, &format!("! the connection was lost ({reason}); coming back"));
+                }
+                Delivery::Ended(error) => return Err(error.into()),
+            }
+        }
+        Err(Failure::new(exit::UNAVAILABLE, "the subscription ended"))
     }
 }
 

@@ -1,7 +1,9 @@
 //! Commands that talk to a server.
 
 mod abort;
+mod answer;
 mod connect;
+mod desk;
 mod follow;
 mod input;
 mod queue;
@@ -34,6 +36,8 @@ pub(crate) async fn run(command: Command, common: Common, env: Env, out: Out) ->
         Command::Send(args) => &args.target,
         Command::Queue(args) => &args.target,
         Command::Watch(args) => &args.target,
+        Command::Approve(args) => &args.target,
+        Command::Decline(args) => &args.target,
         Command::Abort(args) => &args.target,
         Command::Threads(args) => &args.target,
         Command::Dev(_) | Command::Serve(_) => return Err(Failure::new(exit::BUG, "no client command")),
@@ -45,6 +49,8 @@ pub(crate) async fn run(command: Command, common: Common, env: Env, out: Out) ->
                 Command::Send(args) => send::run(args, &session).await,
                 Command::Queue(args) => queue::run(args, &session).await,
                 Command::Watch(args) => watch::run(args, &session).await,
+                Command::Approve(args) => answer::approve(args, &session).await,
+                Command::Decline(args) => answer::decline(args, &session).await,
                 Command::Abort(args) => abort::run(args, &session).await,
                 Command::Threads(args) => threads::run(args, &session).await,
                 Command::Dev(_) | Command::Serve(_) => Err(Failure::new(exit::BUG, "no client command")),

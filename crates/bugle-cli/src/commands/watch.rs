@@ -5,12 +5,18 @@ use std::time::{Duration, Instant};
 use bugle::json::json;
 use bugle_client::{Delivery, SubscribeOptions, Thread};
 
-use super::{Session, connect::Connection, follow::with_event_id};
+use super::{
+    Session,
+    connect::Connection,
+    desk::{Desk, Heard, hear},
+    follow::with_event_id,
+};
 use crate::{
     args::Watch,
     exit::{self, Failure},
     out::Style,
-    render::{Screen, transcript},
+    render::transcript,
+    screen::Screen,
 };
 
 /// How many stored messages are shown after a gap.
@@ -19,8 +25,6 @@ const RELOAD: u32 = 20;
 const RECOUNT: Duration = Duration::from_millis(500);
 
 pub(super) async fn run(args: Watch, session: &Session) -> Result<u8, Failure> {
-    // Nothing is ever asked in this version, so `--read-only` holds by itself.
-    let _ = args.read_only;
     let out = session.out;
     let connection = Connection::new(&args.target, session)?;
     let thread = connection.thread().await?;
@@ -33,7 +37,19 @@ pub(super) async fn run(args: Watch, session: &Session) -> Result<u8, Failure> {
         out.note(Style::Dim, &format!("watching thread {} of {}; Ctrl-C ends", thread.id(), thread.resource()));
         count_queue(&thread, &mut screen).await;
     }
-    while let Some(delivery) = subscription.next().await {
+    let mut desk = if args.read_only { None } else { Desk::of_terminal(out) };
+    if let Some(desk) = &mut desk
+        && let Ok(found) = thread.suspended_runs().await
+    {
+        // What waits since before, of which a new process's stream says nothing.
+        desk.open(&found.runs);
+    }
+    loop {
+        let delivery = match hear(&mut subscription, &mut desk, &thread).await {
+            Heard::Delivery(Some(delivery)) => delivery,
+            Heard::Delivery(None) => break,
+            Heard::Silence => continue,
+        };
         match delivery {
             Delivery::Chunk { event_id, chunk, json } => {
                 if out.json {
@@ -42,6 +58,9 @@ pub(super) async fn run(args: Watch, session: &Session) -> Result<u8, Failure> {
                     }
                 } else {
                     screen.chunk(&chunk);
+                }
+                if let Some(desk) = &mut desk {
+                    desk.chunk(&chunk);
                 }
                 let ends = chunk.ends_run();
                 // The queue is counted when runs start and end, and now and then while one goes on.

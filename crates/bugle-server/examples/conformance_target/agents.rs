@@ -9,16 +9,13 @@ use bugle::{
     memory::MemoryOptions,
     model::SharedModel,
     processor::{Context, Hook, HookSet, Input, Outcome, Processor, ProcessorError},
-    scorer::{Score, Scorer, ScorerInput, TaskCompletion},
+    scorer::{Score, Scorer, ScorerError, ScorerInput, TaskCompletion},
 };
-use bugle_models::ChatModel;
 
-use crate::tools;
+use super::tools;
 
-/// All agents, on the model at `model_url`.
-pub(crate) fn all(model_url: &str) -> Result<Vec<Agent>, Error> {
-    let model: SharedModel =
-        Arc::new(ChatModel::builder(model_url, "scripted").provider("scripted").api_key("conformance").build());
+/// All agents, on `model`.
+pub(crate) fn all(model: SharedModel) -> Result<Vec<Agent>, Error> {
     let agent = |id: &str, name: &str, instructions: &str| -> AgentBuilder {
         Agent::builder(id).name(name).instructions(instructions).model(model.clone()).max_retries(0)
     };
@@ -81,8 +78,8 @@ impl Scorer for HasDone {
         "Has DONE"
     }
 
-    async fn score(&self, answer: &ScorerInput) -> Result<Score, String> {
-        Ok(Score { score: if answer.output.contains("DONE") { 1.0 } else { 0.0 }, reason: None })
+    async fn score(&self, answer: &ScorerInput) -> Result<Score, ScorerError> {
+        Ok(Score::new(if answer.text().contains("DONE") { 1.0 } else { 0.0 }))
     }
 }
 

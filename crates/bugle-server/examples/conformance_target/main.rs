@@ -15,9 +15,10 @@
 mod agents;
 mod tools;
 
-use std::{env, process::ExitCode, time::Duration};
+use std::{env, process::ExitCode, sync::Arc, time::Duration};
 
 use bugle::Bugle;
+use bugle_models::ChatModel;
 use bugle_server::{Auth, ServerOptions, Token, router, serve};
 use tokio::{
     net::TcpListener,
@@ -76,7 +77,8 @@ async fn run() -> Result<(), Failure> {
 
 async fn runtime(model_url: &str, storage_url: &str) -> Result<Bugle, bugle::Error> {
     let mut builder = Bugle::builder().shared_storage(bugle_storage::open(storage_url)?);
-    for agent in agents::all(model_url)? {
+    let model = ChatModel::builder(model_url, "scripted").provider("scripted").api_key("conformance").build();
+    for agent in agents::all(Arc::new(model))? {
         builder = builder.agent(agent);
     }
     builder.build().await

@@ -4,6 +4,7 @@ mod agents;
 mod memory;
 mod messages;
 mod runs;
+mod suspended;
 mod system;
 mod threads;
 mod tools;
@@ -100,9 +101,18 @@ use route;
 
 /// All routes below the prefix.
 pub(crate) fn table() -> impl Iterator<Item = &'static Route> {
-    [agents::ROUTES, runs::ROUTES, messages::ROUTES, threads::ROUTES, tools::ROUTES, memory::ROUTES, system::ROUTES]
-        .into_iter()
-        .flatten()
+    [
+        agents::ROUTES,
+        runs::ROUTES,
+        suspended::ROUTES,
+        messages::ROUTES,
+        threads::ROUTES,
+        tools::ROUTES,
+        memory::ROUTES,
+        system::ROUTES,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 /// A router that serves `bugle`: everything below `options.prefix`, and `/health`.

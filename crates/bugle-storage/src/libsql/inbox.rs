@@ -3,8 +3,8 @@
 use bugle::{
     id::{MessageId, RunId, ThreadKey},
     storage::{
-        Accepted, EntryOutcome, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunRecord, RunStatus,
-        StorageError,
+        Accepted, Committed, EntryOutcome, InboxEntry, Lease, LeaseClaim, Left, NewThread, RunChange, RunRecord,
+        RunStatus, StorageError,
         rules::{self, LeaseState},
     },
     time::Timestamp,
@@ -15,7 +15,7 @@ use super::{
     alive::Watch,
     codec,
     error::{Answer, Failure, unavailable},
-    messages, threads,
+    messages, parked, threads,
 };
 
 /// Resource and thread columns of a key. No resource is the empty text.
@@ -78,7 +78,7 @@ pub(super) fn accept(
         threads::ensure(connection, &NewThread::of(thread), now)?;
     }
     let mut entries = Vec::with_capacity(drafts.len());
-    let mut position = None;
+    let (mut position, mut first, mut waited) = (None, i64::MAX, true);
     for draft in drafts {
         if let Some(outcome) = known(connection, draft)? {
             entries.push(outcome);
@@ -87,15 +87,31 @@ pub(super) fn accept(
         let next = match position {
             Some(position) => position + 1,
             None => {
-                rules::next_position(waiting_edge(connection, thread, "max")?, now.as_millis().saturating_mul(1000))
+                let last = waiting_edge(connection, thread, "max")?;
+                waited = last.is_some();
+                first = rules::next_position(last, now.as_millis().saturating_mul(1000));
+                first
             }
         };
         position = Some(next);
         insert(connection, draft, next)?;
         entries.push(EntryOutcome::Appended { position: next });
     }
-    let lease = claim.map(|claim| self::claim(connection, watch, thread, claim, now)).transpose()?;
-    Ok(Accepted { entries, lease })
+    let Some(claim) = claim else { return Ok(Accepted { entries, lease: None, left: Left::default() }) };
+    let existing = lease(connection, thread)?;
+    let lease = take(connection, watch, thread, claim, existing.as_ref(), now)?;
+    let mut left = Left::default();
+    if matches!(lease, Lease::Held { epoch } if claim.kept != Some(epoch)) {
+        left.last_event = existing.as_ref().and_then(|stored| stored.last_event);
+        if waited {
+            left.entries = waiting(connection, thread, first)?;
+        }
+        // A thread without a lease has never had a run.
+        if existing.is_some() {
+            left.runs = runs(connection, thread)?;
+        }
+    }
+    Ok(Accepted { entries, lease: Some(lease), left })
 }
 
 /// What became of an entry's id before (SIG-503).
@@ -153,10 +169,17 @@ fn insert(connection: &Connection, draft: &Draft, position: i64) -> Answer<()> {
 }
 
 pub(super) fn list(connection: &Connection, thread: &ThreadKey) -> Answer<Vec<InboxEntry>> {
+    waiting(connection, thread, i64::MAX)
+}
+
+/// What waits before this place.
+fn waiting(connection: &Connection, thread: &ThreadKey, before: i64) -> Answer<Vec<InboxEntry>> {
     let mut statement = connection.prepare_cached(
-        "SELECT id, position, entry FROM bugle_inbox WHERE resource = ?1 AND thread = ?2 AND state = 0 ORDER BY position",
+        "SELECT id, position, entry FROM bugle_inbox
+         WHERE resource = ?1 AND thread = ?2 AND state = 0 AND position < ?3 ORDER BY position",
     )?;
-    let mut rows = statement.query(columns(thread))?;
+    let (resource, id) = columns(thread);
+    let mut rows = statement.query(params![resource, id, before])?;
     let mut found = Vec::new();
     while let Some(row) = rows.next()? {
         let parsed: Option<InboxEntry> = codec::parse_json(&codec::text(row, 2)?.unwrap_or_default());
@@ -213,13 +236,17 @@ pub(super) struct Step {
     pub(super) messages: Vec<(bugle::message::StoredMessage, messages::Row)>,
     pub(super) removed: Vec<MessageId>,
     pub(super) returned: Vec<Draft>,
+    /// The rows of a run that parks.
+    pub(super) parked: Option<parked::Draft>,
     pub(super) run: RunChange,
+    pub(super) release: Option<String>,
 }
 
-pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
+pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<Committed> {
     let now = Timestamp::now();
     let (resource, id) = columns(&step.thread);
-    let current = lease(connection, &step.thread)?.map_or(0, |lease| lease.epoch);
+    let held = lease(connection, &step.thread)?;
+    let current = held.as_ref().map_or(0, |held| held.state.epoch);
     if step.epoch < current {
         let stale = StorageError::StaleEpoch { thread: id.to_owned(), given: step.epoch, current };
         return Err(Failure::Rule(stale));
@@ -246,27 +273,68 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<()> {
     }
     messages::put_all(connection, &step.messages, |_| Ok(owner.clone()))?;
     put_back(connection, &step.thread, &step.returned, now)?;
+    let end = |run_id: &RunId, last_event: u64| end_run(connection, step, held.as_ref(), run_id, last_event);
     match &step.run {
         RunChange::Keep => {}
         RunChange::Save(record) => save_run(connection, record)?,
-        RunChange::End { run_id, last_event } => {
-            connection
-                .prepare_cached("DELETE FROM bugle_runs WHERE run_id = ?1 AND resource = ?2 AND thread = ?3")?
-                .execute([run_id.as_str(), resource, id])?;
-            connection
-                .prepare_cached(
-                    "INSERT INTO bugle_leases (resource, thread, owner, epoch, expires_at, event_epoch, event_number)
-                     VALUES (?1, ?2, NULL, ?3, 0, ?3, ?4)
-                     ON CONFLICT (resource, thread) DO UPDATE SET event_epoch = ?3, event_number = ?4",
-                )?
-                .execute(params![resource, id, step.epoch as i64, *last_event as i64])?;
+        RunChange::End { run_id, last_event } => return end(run_id, *last_event),
+        RunChange::Park { run, last_event } => {
+            if let Some(draft) = &step.parked {
+                parked::put(connection, draft)?;
+            }
+            return end(&run.run_id, *last_event);
         }
-        RunChange::Park { .. } | RunChange::Resume(_) | RunChange::Discard { .. } => {
-            let store = "this SQLite store".to_owned();
-            return Err(Failure::Rule(StorageError::Unsupported { domain: "parked runs", store }));
+        RunChange::Resume(record) => {
+            parked::take(connection, &step.thread, &record.run_id)?;
+            save_run(connection, record)?;
+        }
+        RunChange::Discard { run_id, last_event } => {
+            parked::take(connection, &step.thread, run_id)?;
+            return end(run_id, *last_event);
         }
     }
-    Ok(())
+    let released = releases(connection, step, held.as_ref())?;
+    if released && let Some(owner) = &step.release {
+        release(connection, &step.thread, owner, None)?;
+    }
+    Ok(Committed { released })
+}
+
+/// Whether a step gives the lease up: it is asked to, holds it, and nothing is left to do (SIG-405).
+fn releases(connection: &Connection, step: &Step, held: Option<&Stored>) -> Answer<bool> {
+    let owner = held.and_then(|held| held.state.owner.as_deref());
+    if owner.is_none() || owner != step.release.as_deref() {
+        return Ok(false);
+    }
+    let mut statement = connection.prepare_cached(
+        "SELECT NOT EXISTS (SELECT 1 FROM bugle_inbox WHERE resource = ?1 AND thread = ?2 AND state = 0)
+            AND NOT EXISTS (SELECT 1 FROM bugle_runs WHERE resource = ?1 AND thread = ?2)",
+    )?;
+    Ok(statement.query_row(columns(&step.thread), |row| row.get(0))?)
+}
+
+/// The run is at work no more; its last event stays in mind.
+fn end_run(
+    connection: &Connection,
+    step: &Step,
+    held: Option<&Stored>,
+    run_id: &RunId,
+    last_event: u64,
+) -> Answer<Committed> {
+    let (resource, id) = columns(&step.thread);
+    connection
+        .prepare_cached("DELETE FROM bugle_runs WHERE run_id = ?1 AND resource = ?2 AND thread = ?3")?
+        .execute([run_id.as_str(), resource, id])?;
+    let released = releases(connection, step, held)?;
+    connection
+        .prepare_cached(
+            "INSERT INTO bugle_leases (resource, thread, owner, epoch, expires_at, event_epoch, event_number)
+             VALUES (?1, ?2, NULL, ?3, 0, ?3, ?4)
+             ON CONFLICT (resource, thread) DO UPDATE SET event_epoch = ?3, event_number = ?4,
+               owner = CASE WHEN ?5 THEN NULL ELSE owner END",
+        )?
+        .execute(params![resource, id, step.epoch as i64, last_event as i64, released])?;
+    Ok(Committed { released })
 }
 
 /// Takes consumed entries out of the journal. Those that became a message stay on record, so that a repeated acceptance is
@@ -400,12 +468,28 @@ pub(super) fn unfinished(
     Ok(found)
 }
 
-fn lease(connection: &Connection, thread: &ThreadKey) -> Answer<Option<LeaseState>> {
-    let mut statement = connection
-        .prepare_cached("SELECT owner, epoch, expires_at FROM bugle_leases WHERE resource = ?1 AND thread = ?2")?;
+/// A lease, and the last event that is stored with it.
+struct Stored {
+    state: LeaseState,
+    last_event: Option<(u64, u64)>,
+}
+
+fn lease(connection: &Connection, thread: &ThreadKey) -> Answer<Option<Stored>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT owner, epoch, expires_at, event_epoch, event_number FROM bugle_leases
+         WHERE resource = ?1 AND thread = ?2",
+    )?;
     let found = statement.query_row(columns(thread), |row| {
         let epoch: i64 = row.get(1)?;
-        Ok(LeaseState { owner: row.get(0)?, epoch: epoch as u64, expires_at: Timestamp::from_millis(row.get(2)?) })
+        let event = (row.get::<_, Option<i64>>(3)?, row.get::<_, Option<i64>>(4)?);
+        Ok(Stored {
+            state: LeaseState {
+                owner: row.get(0)?,
+                epoch: epoch as u64,
+                expires_at: Timestamp::from_millis(row.get(2)?),
+            },
+            last_event: event.0.zip(event.1).map(|(epoch, number)| (epoch as u64, number as u64)),
+        })
     });
     Ok(found.optional()?)
 }
@@ -418,8 +502,20 @@ pub(super) fn claim(
     now: Timestamp,
 ) -> Answer<Lease> {
     let existing = lease(connection, thread)?;
-    let Some(lease) = LeaseState::claim(existing.as_ref(), claim, now, |owner| watch.is_alive(owner)) else {
-        let Some(owner) = existing.and_then(|lease| lease.owner) else {
+    take(connection, watch, thread, claim, existing.as_ref(), now)
+}
+
+fn take(
+    connection: &Connection,
+    watch: &Watch,
+    thread: &ThreadKey,
+    claim: &LeaseClaim,
+    existing: Option<&Stored>,
+    now: Timestamp,
+) -> Answer<Lease> {
+    let existing = existing.map(|stored| &stored.state);
+    let Some(lease) = LeaseState::claim(existing, claim, now, |owner| watch.is_alive(owner)) else {
+        let Some(owner) = existing.and_then(|lease| lease.owner.clone()) else {
             return Err(Failure::Rule(unavailable("a lease without owner was refused; this is a bug".into())));
         };
         return Ok(Lease::HeldBy { owner });
@@ -435,18 +531,19 @@ pub(super) fn claim(
     Ok(Lease::Held { epoch: lease.epoch })
 }
 
-pub(super) fn release(connection: &Connection, thread: &ThreadKey, owner: &str) -> Answer<()> {
+pub(super) fn release(connection: &Connection, thread: &ThreadKey, owner: &str, last_event: Option<u64>) -> Answer<()> {
     let (resource, id) = columns(thread);
     connection
-        .prepare_cached("UPDATE bugle_leases SET owner = NULL WHERE resource = ?1 AND thread = ?2 AND owner = ?3")?
-        .execute([resource, id, owner])?;
+        .prepare_cached(
+            "UPDATE bugle_leases SET owner = NULL,
+               event_epoch = CASE WHEN ?4 IS NULL THEN event_epoch ELSE epoch END,
+               event_number = coalesce(?4, event_number)
+             WHERE resource = ?1 AND thread = ?2 AND owner = ?3",
+        )?
+        .execute(params![resource, id, owner, last_event.map(|number| number as i64)])?;
     Ok(())
 }
 
 pub(super) fn last_event(connection: &Connection, thread: &ThreadKey) -> Answer<Option<(u64, u64)>> {
-    let mut statement = connection
-        .prepare_cached("SELECT event_epoch, event_number FROM bugle_leases WHERE resource = ?1 AND thread = ?2")?;
-    let found: Option<(Option<i64>, Option<i64>)> =
-        statement.query_row(columns(thread), |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-    Ok(found.and_then(|(epoch, number)| Some((epoch? as u64, number? as u64))))
+    Ok(lease(connection, thread)?.and_then(|stored| stored.last_event))
 }

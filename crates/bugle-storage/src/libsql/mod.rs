@@ -16,6 +16,7 @@ mod messages;
 mod network;
 mod notifications;
 mod open;
+mod parked;
 mod schema;
 mod threads;
 mod worker;
@@ -34,9 +35,9 @@ use bugle::{
     message::{Resource, StoredMessage, Thread},
     signal::LaneChange,
     storage::{
-        Accept, Accepted, CloneThread, ClonedThread, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, MessageQuery,
-        NewThread, NotificationQuery, NotificationRecord, Page, ResourceChange, RunRecord, Storage, StorageError,
-        ThreadQuery, ThreadUpdate, rules,
+        Accept, Accepted, CloneThread, ClonedThread, Commit, Committed, InboxEnd, InboxEntry, Lease, LeaseClaim,
+        MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange,
+        RunChange, RunRecord, Storage, StorageError, ThreadQuery, ThreadUpdate, rules,
     },
     time::Timestamp,
 };
@@ -263,9 +264,9 @@ impl Storage for LibSql {
         self.write(move |connection| inbox::update(connection, &draft)).await
     }
 
-    async fn commit(&self, mut commit: Commit) -> Result<(), StorageError> {
+    async fn commit(&self, mut commit: Commit) -> Result<Committed, StorageError> {
         rules::complete_commit(&mut commit)?;
-        let Commit { thread, epoch, create_thread, consumed, messages, removed, mut returned, run } = commit;
+        let Commit { thread, epoch, create_thread, consumed, messages, removed, mut returned, run, release } = commit;
         for entry in &mut returned {
             entry.thread = thread.clone();
         }
@@ -277,7 +278,12 @@ impl Storage for LibSql {
             messages: encoded(messages),
             removed,
             returned: returned.into_iter().map(inbox::Draft::of).collect(),
+            parked: match &run {
+                RunChange::Park { run, .. } => Some(parked::Draft::of(run)),
+                _ => None,
+            },
             run,
+            release,
         };
         self.write(move |connection| inbox::commit(connection, &step)).await
     }
@@ -302,14 +308,38 @@ impl Storage for LibSql {
         self.read(move |connection| inbox::runs(connection, &thread)).await
     }
 
+    async fn parked_run(&self, run_id: &RunId) -> Result<Option<ParkedRun>, StorageError> {
+        let run_id = run_id.clone();
+        self.read(move |connection| parked::get(connection, &run_id)).await
+    }
+
+    async fn list_parked(&self, query: ParkedQuery) -> Result<Page<ParkedRun>, StorageError> {
+        self.read(move |connection| parked::list(connection, &query)).await
+    }
+
+    async fn park(&self, run: ParkedRun) -> Result<(), StorageError> {
+        let draft = parked::Draft::of(&run);
+        self.write(move |connection| parked::put(connection, &draft)).await
+    }
+
+    async fn unpark(&self, run_id: &RunId) -> Result<bool, StorageError> {
+        let run_id = run_id.clone();
+        self.write(move |connection| parked::remove(connection, &run_id)).await
+    }
+
     async fn acquire_lease(&self, thread: &ThreadKey, claim: &LeaseClaim) -> Result<Lease, StorageError> {
         let (thread, claim, watch) = (thread.clone(), claim.clone(), self.inner.watch.clone());
         self.write(move |connection| inbox::claim(connection, &watch, &thread, &claim, Timestamp::now())).await
     }
 
-    async fn release_lease(&self, thread: &ThreadKey, owner: &str) -> Result<(), StorageError> {
+    async fn release_lease(
+        &self,
+        thread: &ThreadKey,
+        owner: &str,
+        last_event: Option<u64>,
+    ) -> Result<(), StorageError> {
         let (thread, owner) = (thread.clone(), owner.to_owned());
-        self.write(move |connection| inbox::release(connection, &thread, &owner)).await
+        self.write(move |connection| inbox::release(connection, &thread, &owner, last_event)).await
     }
 
     async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError> {

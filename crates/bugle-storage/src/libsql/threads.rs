@@ -15,7 +15,7 @@ use bugle::{
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::Value as Sql};
 use serde_json::Value;
 
-use super::{codec, error::Answer, messages};
+use super::{codec, error::Answer, messages, parked};
 
 pub(super) fn get(connection: &Connection, id: &str) -> Answer<Option<Thread>> {
     let sql = format!("SELECT {} FROM mastra_threads WHERE id = ?1", *codec::THREAD_COLUMNS);
@@ -288,7 +288,7 @@ pub(super) fn transfer(connection: &Connection, id: &str, resource: &str) -> Ans
                OR EXISTS (SELECT 1 FROM bugle_runs WHERE thread = ?1)",
         )?
         .query_row([id], |row| row.get(0))?;
-    if busy {
+    if busy || parked::is_any_of(connection, id)? {
         return Err(StorageError::Busy { thread: id.to_owned() }.into());
     }
     // Repeated input is told apart, and epochs grow, under the new key too.

@@ -9,6 +9,7 @@ mod durability;
 mod errors;
 mod golden;
 mod ownership;
+mod parked;
 mod runtime;
 mod shared_file;
 mod support;

@@ -63,7 +63,7 @@ pub(crate) fn accept(thread: &str, id: &str) -> Accept {
 }
 
 pub(crate) fn claim(owner: &str, seconds: u64) -> LeaseClaim {
-    LeaseClaim { owner: owner.into(), ttl: std::time::Duration::from_secs(seconds) }
+    LeaseClaim::new(owner, std::time::Duration::from_secs(seconds))
 }
 
 pub(crate) fn fixture(name: &str) -> PathBuf {

@@ -50,6 +50,12 @@ impl RequestContext {
         &self.values
     }
 
+    /// All values but those of the framework: live objects and who the caller is (SCO-R5).
+    pub(crate) fn plain(&self) -> Object {
+        let plain = self.values.iter().filter(|(key, _)| !RESERVED_KEYS.contains(&key.as_str()));
+        plain.map(|(key, value)| (key.clone(), value.clone())).collect()
+    }
+
     /// Whether it holds nothing.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()

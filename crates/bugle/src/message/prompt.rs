@@ -69,6 +69,11 @@ pub fn build_prompt_for(
     for row in messages.iter().filter(|row| !is_blocked(row)) {
         match row.role {
             Role::System => {}
+            // Feedback of a check is stored as the reference stores it, and read as a reminder on the user's side (ruling 10).
+            Role::Assistant if row.content.meta("completionResult").is_some() => {
+                builder.flush();
+                builder.out.extend(user_turn(row));
+            }
             Role::Assistant => builder.assistant(row),
             Role::User => {
                 builder.flush();

@@ -1,6 +1,12 @@
 //! What a run writes, with retries while the store is away (MEM-051, MEM-054).
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use super::{RunSnapshot, prepare::Prepared};
 use crate::{
@@ -10,7 +16,7 @@ use crate::{
     memory::strip_working_memory,
     message::StoredMessage,
     runtime::Inner,
-    storage::{Commit, InboxEntry, NewThread, RunChange, RunRecord, RunStatus, SharedStorage, StorageError},
+    storage::{Commit, Committed, InboxEntry, NewThread, RunChange, RunRecord, RunStatus, SharedStorage, StorageError},
     thread::ThreadLink,
     time::SharedClock,
 };
@@ -39,6 +45,8 @@ pub(crate) struct Committer {
     create: Option<NewThread>,
     /// The store may hold a record of the run that has not ended.
     open: bool,
+    /// Told of a lease that went with the run's end.
+    released: Option<Arc<AtomicBool>>,
 }
 
 struct Target {
@@ -72,6 +80,7 @@ impl Committer {
             records: woken && stores,
             woken: woken && stores,
             open: prepared.snapshot.is_some(),
+            released: link.map(|link| link.released.clone()),
         }
     }
 
@@ -100,7 +109,17 @@ impl Committer {
             ..NewThread::default()
         };
         let target = Some(Target { storage, clock, thread, epoch });
-        Self { target, run_id, agent_id, stores: true, records: woken, woken, create: Some(create), open: false }
+        Self {
+            target,
+            run_id,
+            agent_id,
+            stores: true,
+            records: woken,
+            woken,
+            create: Some(create),
+            open: false,
+            released: None,
+        }
     }
 
     /// Writes a step; the run goes on.
@@ -165,6 +184,7 @@ impl Committer {
         let target = self.target.as_ref()?;
         let mut commit = self.begin(target, messages, entries);
         commit.run = RunChange::End { run_id: self.run_id.clone(), last_event };
+        commit.release = Some(target.storage.owner());
         Some(commit)
     }
 
@@ -231,7 +251,10 @@ impl Committer {
         let mut waits = RETRIES.iter();
         loop {
             match target.storage.commit(commit.clone()).await {
-                Ok(()) => {
+                Ok(Committed { released }) => {
+                    if released && let Some(told) = &self.released {
+                        told.store(true, Ordering::Release);
+                    }
                     self.create = None;
                     self.open &= !matches!(commit.run, RunChange::End { .. });
                     return Ok(());

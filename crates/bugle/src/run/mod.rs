@@ -20,7 +20,7 @@ mod request;
 mod response;
 pub(crate) mod settings;
 mod snapshot;
-mod structured;
+pub(crate) mod structured;
 mod tools;
 pub(crate) mod transcript;
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{StopCondition, StructuredOutput};
-use crate::{agent::OnStepLimit, id::RunId};
+use crate::{agent::OnStepLimit, id::RunId, scorer::When};
 
 /// The steps of a run unless it says otherwise (LOOP-020).
 pub(crate) const DEFAULT_STEPS: u32 = 5;
@@ -18,7 +18,8 @@ pub(crate) struct RunSettings {
     pub(crate) on_step_limit: OnStepLimit,
     /// Input may cut short a request that has produced nothing yet.
     pub(crate) interruptible: bool,
-    pub(crate) has_completion: bool,
+    /// Which iterations are checked for completion, if any is.
+    pub(crate) completion: Option<When>,
     pub(crate) structured_output: Option<StructuredOutput>,
     pub(crate) judges: Judges,
     /// The options as a recovered run will need them.

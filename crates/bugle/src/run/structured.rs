@@ -130,6 +130,11 @@ impl Structured {
     }
 }
 
+/// Reads an answer to a request with [`provider_schema`]; `Err` says what is wrong with it.
+pub(crate) fn read_structured(text: &str, schema: &Value) -> Result<Value, String> {
+    checked(text, Wrap::of(schema), schema)
+}
+
 fn checked(text: &str, wrap: Wrap, schema: &Value) -> Result<Value, String> {
     let text = strip_fence(text.trim());
     let value: Value = serde_json::from_str(text).map_err(|error| format!("it is no JSON ({error})"))?;

@@ -119,9 +119,9 @@ impl Transcript {
         self.push(message, Mark { origin: Origin::Own, ephemeral, dirty: !ephemeral });
     }
 
-    /// Adds text on the user's side that is never stored (ruling 10).
-    pub(crate) fn add_feedback(&mut self, message: StoredMessage) {
-        self.push(message, Mark { origin: Origin::Own, ephemeral: true, dirty: false });
+    /// Adds feedback, which the model reads on the user's side (ruling 10); `stored` or for this run only.
+    pub(crate) fn add_feedback(&mut self, message: StoredMessage, stored: bool) {
+        self.push(message, Mark { origin: Origin::Own, ephemeral: !stored, dirty: stored });
     }
 
     /// A remembered message was changed: a client's result completed a call (MEM-057).

@@ -18,7 +18,7 @@ use crate::{
     runtime::{AbortOptions, Action, ActiveBehavior, IdleBehavior, PromoteTo},
     signal::Contents,
     storage::{
-        Accept, Accepted, Commit, EntryOutcome, InboxEnd, InboxEntry, InputMode, Lease, LeaseClaim, NewThread,
+        Accept, Accepted, Commit, EntryOutcome, InboxEnd, InboxEntry, InputMode, Lease, LeaseClaim, Left, NewThread,
         RunRecord, RunStatus, Storage, StorageError,
     },
     thread::{
@@ -51,7 +51,7 @@ pub(super) enum Op {
 #[derive(Debug)]
 pub(super) enum Answer {
     Appended { entries: Vec<InboxEntry>, result: Result<Accepted, StorageError> },
-    Claimed(Result<Lease, StorageError>),
+    Claimed(Result<Accepted, StorageError>),
     Persisted { id: MessageId, given_up: bool, epoch: Option<u64>, done: bool },
     Recovered { entries: Vec<InboxEntry>, runs: Vec<RunRecord> },
     Tell(Told),
@@ -86,7 +86,11 @@ pub(super) struct Process {
     pub(super) run: Option<SimRun>,
     pub(super) retry: bool,
     pub(super) epoch: u64,
-    owner: String,
+    /// The epoch it had last.
+    kept: Option<u64>,
+    pub(super) owner: String,
+    /// The lease was claimed since the run began.
+    claimed_again: bool,
     direct: HashMap<RunId, usize>,
     waiting: HashMap<Ticket, Waiting>,
     next_ticket: Ticket,
@@ -107,7 +111,9 @@ impl Process {
             run: None,
             retry: false,
             epoch: 0,
+            kept: None,
             owner: format!("process-{life}"),
+            claimed_again: false,
             direct: HashMap::new(),
             waiting: HashMap::new(),
             next_ticket: 0,
@@ -132,8 +138,16 @@ impl Process {
         self.ticket(Waiting::Drain)
     }
 
+    /// As the actor does.
+    pub(super) fn lease_went(&mut self) {
+        if !self.claimed_again && self.ops.is_empty() && self.answer.is_none() {
+            self.epoch = 0;
+            self.machine.lease_gone();
+        }
+    }
+
     fn claim(&self) -> LeaseClaim {
-        LeaseClaim { owner: self.owner.clone(), ttl: Duration::from_millis(LEASE_MS.unsigned_abs()) }
+        LeaseClaim { kept: self.kept, ..LeaseClaim::new(&*self.owner, Duration::from_millis(LEASE_MS.unsigned_abs())) }
     }
 
     fn push(&mut self, op: Op) {
@@ -361,6 +375,8 @@ impl World {
         let seed = match &start.source {
             RunSource::Input(first) => {
                 let wake = first.id().clone();
+                // Stopped before it began, it only stores its input, ahead of what an earlier process left.
+                self.record(&wake).jumps |= start.aborted;
                 self.oracle.run(&start.run_id).wake = Some(wake);
                 Seed::Woken
             }
@@ -374,6 +390,7 @@ impl World {
         };
         let agent = usize::from(start.agent_id == AGENTS[1]);
         let run = SimRun::new(start.run_id, agent, seed, (start.aborted, start.rollback), self.process.epoch);
+        self.process.claimed_again = false;
         self.process.run = Some(run);
     }
 
@@ -409,7 +426,10 @@ impl World {
                     for (entry, outcome) in entries.iter().zip(&accepted.entries) {
                         if matches!(outcome, EntryOutcome::Appended { .. }) {
                             let sequence = self.oracle.next_sequence();
-                            self.record(&entry.signal.id).sequence = sequence;
+                            let record = self.record(&entry.signal.id);
+                            record.sequence = sequence;
+                            // Sent again after a rollback had removed it, it is another input.
+                            record.rolled_back = false;
                         }
                     }
                 }
@@ -422,7 +442,14 @@ impl World {
             }
             Op::Claim => {
                 let fails = self.rng.chance(self.rates.claim_fails);
-                let claimed = now(storage.acquire_lease(&self.key, &claim));
+                let accept = Accept {
+                    entries: Vec::new(),
+                    thread: self.key.clone(),
+                    claim: Some(claim),
+                    check_only: true,
+                    create_thread: false,
+                };
+                let claimed = now(storage.accept(accept));
                 Answer::Claimed(if fails { Err(away()) } else { claimed })
             }
             Op::Persist { message, given_up } => self.write_persist(*message, given_up, &claim, (fails, happens)),
@@ -491,11 +518,11 @@ impl World {
             Answer::Appended { entries, result } => self.appended(entries, result),
             Answer::Claimed(result) => {
                 let held = match result {
-                    Ok(Lease::Held { epoch }) => {
-                        self.process.epoch = epoch;
+                    Ok(Accepted { lease: Some(Lease::Held { epoch }), left, .. }) => {
+                        self.own(epoch, left);
                         true
                     }
-                    Ok(Lease::HeldBy { .. }) => {
+                    Ok(_) => {
                         self.process.epoch = 0;
                         self.process.machine.lease_gone();
                         false
@@ -512,13 +539,7 @@ impl World {
                     self.record(&id).persisted = Some(done);
                 }
             }
-            Answer::Recovered { entries, runs } => {
-                let inputs = entries.into_iter().map(Input::of_journal);
-                let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
-                let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
-                let event = ThreadEvent::Recovered { inputs: inputs.collect(), runs: runs.collect() };
-                self.feed(event);
-            }
+            Answer::Recovered { entries, runs } => self.found(entries, runs, false),
             Answer::Tell(told) => self.tell(told),
             Answer::Quiet => {}
         }
@@ -546,6 +567,33 @@ impl World {
         }
     }
 
+    /// As the actor does: what an earlier process left comes before what this one begins, without what a write that
+    /// waits will take out.
+    fn own(&mut self, epoch: u64, mut left: Left) {
+        self.process.epoch = epoch;
+        self.process.kept = Some(epoch);
+        self.process.claimed_again = true;
+        let ops = &self.process.ops;
+        left.entries.retain(|entry| {
+            !ops.iter().any(|op| match op {
+                Op::Remove { ids, .. } => ids.contains(&entry.signal.id),
+                Op::Persist { message, given_up } => *given_up && message.id == entry.signal.id,
+                _ => false,
+            })
+        });
+        if !left.entries.is_empty() || !left.runs.is_empty() {
+            self.found(left.entries, left.runs, true);
+        }
+    }
+
+    fn found(&mut self, entries: Vec<InboxEntry>, runs: Vec<RunRecord>, leased: bool) {
+        let inputs = entries.into_iter().map(Input::of_journal);
+        let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
+        let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
+        let event = ThreadEvent::Recovered { inputs: inputs.collect(), runs: runs.collect(), leased };
+        self.feed(event);
+    }
+
     fn appended(&mut self, entries: Vec<InboxEntry>, result: Result<Accepted, StorageError>) {
         let accepted = match result {
             Ok(accepted) => accepted,
@@ -563,7 +611,7 @@ impl World {
             }
         };
         if let Some(Lease::Held { epoch }) = accepted.lease {
-            self.process.epoch = epoch;
+            self.own(epoch, accepted.left);
         }
         for (entry, outcome) in entries.into_iter().zip(accepted.entries) {
             let result = match outcome {

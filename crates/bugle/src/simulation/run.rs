@@ -23,7 +23,8 @@ use crate::{
         settings::RunSettings,
         transcript::Transcript,
     },
-    storage::{Commit, InboxEntry, RunChange, Storage},
+    scorer::When,
+    storage::{Commit, Committed, InboxEntry, RunChange, Storage},
     thread::{input::Input, machine::ThreadEvent},
     time::Clock,
 };
@@ -93,6 +94,8 @@ pub(super) struct SimRun {
     placed: Vec<MessageId>,
     echoed: Vec<MessageId>,
     epoch: u64,
+    /// The lease went with its last commit.
+    released: bool,
 }
 
 impl SimRun {
@@ -121,6 +124,7 @@ impl SimRun {
             placed: Vec::new(),
             echoed: Vec::new(),
             epoch,
+            released: false,
         }
     }
 
@@ -157,6 +161,9 @@ impl World {
                 if self.sabotage == Sabotage::ForgetEnd && self.rng.chance(20) {
                     return;
                 }
+                if run.released {
+                    self.process.lease_went();
+                }
                 let event = ThreadEvent::RunEnded { run_id: run.id, returned, failed_to_start };
                 return self.feed(event);
             }
@@ -186,7 +193,7 @@ impl World {
             stop_when: Vec::new(),
             on_step_limit: if self.rng.chance(30) { OnStepLimit::FollowUp } else { OnStepLimit::Save },
             interruptible: self.rng.chance(80),
-            has_completion: self.rng.chance(15),
+            completion: self.rng.chance(15).then(|| if self.rng.chance(30) { When::Iteration } else { When::Stop }),
             structured_output: None,
             judges: Default::default(),
             stored_options: serde_json::Value::Null,
@@ -224,7 +231,12 @@ impl World {
             if !run.aborted {
                 let passed = self.rng.chance(60);
                 let feedback = (!passed).then(|| "go on".to_owned());
-                run.events.push_back(RunEvent::Scored(Verdict { passed, payload: Default::default(), feedback }));
+                run.events.push_back(RunEvent::Scored(Verdict {
+                    passed,
+                    payload: Default::default(),
+                    feedback,
+                    suppress_feedback: self.rng.chance(30),
+                }));
             }
             return;
         }
@@ -296,7 +308,7 @@ impl World {
             RunEffect::CancelRequest => run.script.clear(),
             RunEffect::RunTools(runs) => run.tools = runs.into_iter().map(|tool| tool.index).collect(),
             RunEffect::CancelTools => run.cancelling = true,
-            RunEffect::Score { .. } => run.scoring = true,
+            RunEffect::Score(_) => run.scoring = true,
             RunEffect::StepEnded(_) => {}
             // The simulation runs no processors.
             RunEffect::Filter(_) | RunEffect::FlushStream | RunEffect::JudgeStep | RunEffect::JudgeResult => {}
@@ -364,7 +376,8 @@ impl World {
             committer.step_commit(&messages, &entries, &machine.snapshot())
         };
         match commit {
-            Some(commit) => {
+            Some(mut commit) => {
+                commit.release = commit.release.map(|_| self.process.owner.clone());
                 let write = Write { commit, messages, entries, rollback, tries: 0, landed: false, told: None };
                 run.blocked = Blocked::Commit(Box::new(write));
             }
@@ -379,7 +392,8 @@ impl World {
         let fails = self.rng.chance(self.rates.commit_fails);
         if !fails || self.rng.chance(30) {
             match now(self.storage.commit(write.commit.clone())) {
-                Ok(()) => {
+                Ok(Committed { released }) => {
+                    run.released |= released;
                     write.landed = true;
                     self.landed(run, &write);
                 }

@@ -105,6 +105,8 @@ pub(super) struct World {
     pub(super) ids: Vec<MessageId>,
     pub(super) sabotage: Sabotage,
     trace: Option<String>,
+    /// What the last process left is read at the sweep only, or with the lease.
+    unswept: bool,
 }
 
 /// What may happen next.
@@ -139,6 +141,7 @@ impl World {
             ids: Vec::new(),
             sabotage,
             trace: traced.then(String::new),
+            unswept: false,
         }
     }
 
@@ -192,6 +195,10 @@ impl World {
     fn settle(&mut self) {
         for _ in 0..5000 {
             if !self.step() {
+                if std::mem::take(&mut self.unswept) {
+                    self.recover();
+                    continue;
+                }
                 if !self.process.machine.is_idle() || self.process.run.is_some() {
                     let machine = format!("the thread is stuck (SIG-453): {:?}", self.process.machine);
                     self.oracle.fault(machine);
@@ -274,6 +281,11 @@ impl World {
         // A write that was under way may have happened or not: both are decided before (see `Blocked::Commit`).
         self.process = Process::new(self.lives);
         self.lives += 1;
+        self.unswept = self.rng.chance(50);
+        if self.unswept {
+            // Another process that lives already is asked for something first: it learns of it with the lease (SIG-502).
+            return;
+        }
         self.recover();
         // As a runtime starts: what was left is read before anybody is served.
         self.write();

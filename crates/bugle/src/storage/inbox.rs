@@ -76,6 +76,16 @@ pub struct LeaseClaim {
     pub owner: String,
     /// How long it holds without renewal, by the store's clock.
     pub ttl: Duration,
+    /// The epoch under which the claimant held it before. If nobody has held it since, it stays the same although the
+    /// lease was given up meanwhile. `None` for a newcomer, whose epoch is always a new one unless it holds the lease.
+    pub kept: Option<u64>,
+}
+
+impl LeaseClaim {
+    /// The claim of a newcomer.
+    pub fn new(owner: impl Into<String>, ttl: Duration) -> Self {
+        Self { owner: owner.into(), ttl, kept: None }
+    }
 }
 
 /// Who owns a thread.
@@ -100,6 +110,20 @@ pub struct Accepted {
     pub entries: Vec<EntryOutcome>,
     /// The lease, if it was claimed.
     pub lease: Option<Lease>,
+    /// What an earlier owner left on the thread, if the lease is held under another epoch than the one that was kept
+    /// (SIG-502); else nothing.
+    pub left: Left,
+}
+
+/// What an owner finds on a thread that is new to it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Left {
+    /// What waits, in order of acceptance, without what was just appended.
+    pub entries: Vec<InboxEntry>,
+    /// Runs that have not ended.
+    pub runs: Vec<RunRecord>,
+    /// The thread's last event as it is stored, by epoch and number (HTTP-243).
+    pub last_event: Option<(u64, u64)>,
 }
 
 /// What became of one entry.
@@ -153,6 +177,16 @@ pub struct Commit {
     pub returned: Vec<InboxEntry>,
     /// The run's record.
     pub run: RunChange,
+    /// Gives up the lease of this owner, if after all this nothing waits for the thread and no run of it is on record
+    /// (SIG-405).
+    pub release: Option<String>,
+}
+
+/// What a commit has done besides what it was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Committed {
+    /// The lease was given up.
+    pub released: bool,
 }
 
 impl Commit {
@@ -167,6 +201,7 @@ impl Commit {
             removed: Vec::new(),
             returned: Vec::new(),
             run: RunChange::Keep,
+            release: None,
         }
     }
 }

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 
 use super::{
-    Accept, Accepted, CloneThread, ClonedThread, Commit, Direction, InboxEnd, InboxEntry, Lease, LeaseClaim,
+    Accept, Accepted, CloneThread, ClonedThread, Commit, Committed, Direction, InboxEnd, InboxEntry, Lease, LeaseClaim,
     MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange,
     RunRecord, Storage, StorageError, ThreadOrder, ThreadQuery, ThreadUpdate,
     rules::{self, LeaseState},
@@ -343,7 +343,7 @@ impl Storage for MemoryStorage {
         Ok(true)
     }
 
-    async fn commit(&self, mut commit: Commit) -> Result<(), StorageError> {
+    async fn commit(&self, mut commit: Commit) -> Result<Committed, StorageError> {
         rules::complete_commit(&mut commit)?;
         self.state.lock().commit(commit, self.clock.now())
     }
@@ -389,9 +389,18 @@ impl Storage for MemoryStorage {
         Ok(self.state.lock().claim(thread, claim, self.clock.now()))
     }
 
-    async fn release_lease(&self, thread: &ThreadKey, owner: &str) -> Result<(), StorageError> {
-        if let Some(lease) = self.state.lock().leases.get_mut(thread).filter(|l| l.owner.as_deref() == Some(owner)) {
+    async fn release_lease(
+        &self,
+        thread: &ThreadKey,
+        owner: &str,
+        last_event: Option<u64>,
+    ) -> Result<(), StorageError> {
+        let state = &mut *self.state.lock();
+        if let Some(lease) = state.leases.get_mut(thread).filter(|lease| lease.owner.as_deref() == Some(owner)) {
             lease.owner = None;
+            if let Some(number) = last_event {
+                state.last_events.insert(thread.clone(), (lease.epoch, number));
+            }
         }
         Ok(())
     }

@@ -156,11 +156,12 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// Rewrites an entry that still waits: its signal, mode, place, attempts (ruling 23). `false` if it is gone.
     async fn update_inbox(&self, entry: InboxEntry) -> Result<bool, StorageError>;
 
-    /// Writes all that a step changes, in one transaction (design, decision 4).
+    /// Writes all that a step changes, in one transaction (design, decision 4), and gives up the lease in it if asked
+    /// to and nothing is left to do.
     ///
     /// # Errors
     /// [`StorageError::StaleEpoch`] if another owner has written since, [`StorageError::ThreadOwnership`].
-    async fn commit(&self, commit: Commit) -> Result<(), StorageError>;
+    async fn commit(&self, commit: Commit) -> Result<Committed, StorageError>;
 
     /// The record of a run that has not ended.
     async fn get_run(&self, run_id: &RunId) -> Result<Option<RunRecord>, StorageError>;
@@ -208,10 +209,13 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// Takes or renews a thread's lease for `claim.owner`.
     async fn acquire_lease(&self, thread: &ThreadKey, claim: &LeaseClaim) -> Result<Lease, StorageError>;
 
-    /// Gives the lease up, if `owner` holds it. The epoch stays in mind.
-    async fn release_lease(&self, thread: &ThreadKey, owner: &str) -> Result<(), StorageError>;
+    /// Gives the lease up, if `owner` holds it. The epoch stays in mind, and so does the number of the thread's last
+    /// chunk in it, if given (HTTP-243).
+    async fn release_lease(&self, thread: &ThreadKey, owner: &str, last_event: Option<u64>)
+    -> Result<(), StorageError>;
 
-    /// Epoch and number of the last chunk of the thread's last run that ended (HTTP-243, ruling 39).
+    /// Epoch and number of the thread's last chunk, as of the last run that ended or the last lease that was given up
+    /// (HTTP-243, ruling 39).
     async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError>;
 
     // Notifications (NOTIF §2). Stores without the domain say so.

@@ -526,7 +526,9 @@ impl LeaseState {
         if !existing.is_free_for(&claim.owner, now, is_alive) {
             return None;
         }
-        let stays = existing.owner.as_deref() == Some(&claim.owner);
+        // An epoch is one owner's: if it is still the same, nobody else has had the lease.
+        let stays = existing.owner.as_deref() == Some(&claim.owner)
+            || existing.owner.is_none() && claim.kept == Some(existing.epoch);
         let epoch = if stays { existing.epoch } else { existing.epoch + 1 };
         Some(Self { owner: Some(claim.owner.clone()), epoch, expires_at })
     }

@@ -9,7 +9,7 @@ use crate::{
     message::StoredMessage,
     signal::Signal,
     storage::{
-        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunRecord,
+        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, Left, NewThread, RunChange, RunRecord,
         SharedStorage, Storage, StorageError, rules,
     },
 };
@@ -51,8 +51,8 @@ pub(super) enum Op {
     Recover,
     /// End the record of a run that could not do so itself.
     EndRun { epoch: u64, ended: Box<EndedRun> },
-    /// Give the lease up.
-    Release,
+    /// Give the lease up; the number of the thread's last chunk stays on record.
+    Release { last_event: u64 },
 }
 
 /// A run that is over, whose record is still to be ended.
@@ -73,11 +73,12 @@ pub(super) enum Done {
         entries: Vec<InboxEntry>,
         result: Result<Accepted, StorageError>,
     },
-    Claimed(Result<Lease, StorageError>),
+    Claimed(Result<(Lease, Left), StorageError>),
     Persisted {
         ticket: Ticket,
         message: Box<StoredMessage>,
         epoch: Option<u64>,
+        left: Left,
         /// Whether it was written now; `false` if the same row was there (SIG-503).
         result: Result<bool, StorageError>,
     },
@@ -109,7 +110,7 @@ pub(super) struct Journal {
 
 impl Journal {
     pub(super) fn new(storage: SharedStorage, thread: ThreadKey, lease_ttl: Duration) -> Self {
-        let claim = LeaseClaim { owner: storage.owner(), ttl: lease_ttl };
+        let claim = LeaseClaim::new(storage.owner(), lease_ttl);
         Self { storage, thread, claim, creates: false, waiting: VecDeque::new(), running: None }
     }
 
@@ -163,6 +164,34 @@ impl Journal {
             None => std::future::pending().await,
         };
         self.running = None;
+        self.kept(done)
+    }
+
+    /// Keeps the epoch in mind, and leaves out of what is found what a write that waits will take out.
+    fn kept(&mut self, mut done: Done) -> Done {
+        let (lease, left) = match &mut done {
+            Done::Appended { result: Ok(accepted), .. } => (accepted.lease.as_ref(), &mut accepted.left),
+            Done::Claimed(Ok((lease, left))) => (Some(&*lease), left),
+            Done::Persisted { epoch: Some(epoch), left, .. } => {
+                self.claim.kept = Some(*epoch);
+                (None, left)
+            }
+            _ => return done,
+        };
+        if let Some(Lease::Held { epoch }) = lease {
+            self.claim.kept = Some(*epoch);
+        }
+        let waiting = &self.waiting;
+        left.entries.retain(|entry| {
+            !waiting.iter().any(|op| match op {
+                Op::Remove { ids, .. } => ids.contains(&entry.signal.id),
+                Op::Persist { message, consumes, .. } => *consumes && message.id == entry.signal.id,
+                _ => false,
+            })
+        });
+        left.runs.retain(|run| {
+            !waiting.iter().any(|op| matches!(op, Op::EndRun { ended, .. } if ended.run_id == run.run_id))
+        });
         done
     }
 }
@@ -182,8 +211,8 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
             if consumes {
                 commit.consumed = vec![message.id.clone()];
             }
-            let (epoch, result) = persist(&*storage, claim, epoch, commit).await;
-            Done::Persisted { ticket, message, epoch, result }
+            let (epoch, left, result) = persist(&*storage, claim, epoch, commit).await;
+            Done::Persisted { ticket, message, epoch, left, result }
         }
         Op::Remove { ids, why } => Done::Removed(patiently(|| storage.remove_inbox(&thread, &ids, why)).await),
         Op::Update(entry) => {
@@ -200,10 +229,10 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
             let mut commit = Commit::new(thread, epoch);
             commit.messages = ended.message.iter().map(|message| (**message).clone()).collect();
             commit.run = RunChange::End { run_id: ended.run_id.clone(), last_event: ended.last_event };
-            Done::RunClosed { result: storage.commit(commit).await, ended }
+            Done::RunClosed { result: storage.commit(commit).await.map(drop), ended }
         }
-        Op::Release => {
-            if let Err(error) = storage.release_lease(&thread, &claim.owner).await {
+        Op::Release { last_event } => {
+            if let Err(error) = storage.release_lease(&thread, &claim.owner, Some(last_event)).await {
                 tracing::warn!(%thread, %error, "the lease could not be given up; it ends by itself");
             }
             Done::Quiet
@@ -228,7 +257,11 @@ where
     }
 }
 
-async fn claim_only(storage: &dyn Storage, thread: &ThreadKey, claim: LeaseClaim) -> Result<Lease, StorageError> {
+async fn claim_only(
+    storage: &dyn Storage,
+    thread: &ThreadKey,
+    claim: LeaseClaim,
+) -> Result<(Lease, Left), StorageError> {
     let accept = Accept {
         entries: Vec::new(),
         thread: thread.clone(),
@@ -237,10 +270,11 @@ async fn claim_only(storage: &dyn Storage, thread: &ThreadKey, claim: LeaseClaim
         create_thread: false,
     };
     let accepted = storage.accept(accept).await?;
-    accepted.lease.ok_or_else(|| StorageError::Unavailable {
+    let lease = accepted.lease.ok_or_else(|| StorageError::Unavailable {
         message: format!("the store did not answer who owns thread {thread}"),
         source: None,
-    })
+    })?;
+    Ok((lease, accepted.left))
 }
 
 async fn persist(
@@ -248,19 +282,23 @@ async fn persist(
     claim: LeaseClaim,
     epoch: Option<u64>,
     mut commit: Commit,
-) -> (Option<u64>, Result<bool, StorageError>) {
+) -> (Option<u64>, Left, Result<bool, StorageError>) {
+    let mut found = Left::default();
     commit.epoch = match epoch {
         Some(epoch) => epoch,
         None => match patiently(|| claim_only(storage, &commit.thread, claim.clone())).await {
-            Ok(Lease::Held { epoch }) => epoch,
-            Ok(Lease::HeldBy { owner }) => {
-                let message = format!("thread {} is owned by another process, {owner}", commit.thread);
-                return (None, Err(StorageError::Unavailable { message, source: None }));
+            Ok((Lease::Held { epoch }, left)) => {
+                found = left;
+                epoch
             }
-            Err(error) => return (None, Err(error)),
+            Ok((Lease::HeldBy { owner }, _)) => {
+                let message = format!("thread {} is owned by another process, {owner}", commit.thread);
+                return (None, found, Err(StorageError::Unavailable { message, source: None }));
+            }
+            Err(error) => return (None, found, Err(error)),
         },
     };
-    (Some(commit.epoch), write_new(storage, commit).await)
+    (Some(commit.epoch), found, write_new(storage, commit).await)
 }
 
 /// Writes a row under an id that is new, or was used for the same (SIG-503).

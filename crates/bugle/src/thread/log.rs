@@ -47,6 +47,8 @@ struct State {
     /// Chunks that are no part of the active run and wait for the end of its step (SIG-342).
     held: Vec<Chunk>,
     closed: bool,
+    /// Where the newest epoch begins, and the last event of the one before, which was another log's.
+    joint: Option<(EventId, u64)>,
 }
 
 #[derive(Debug)]
@@ -134,12 +136,14 @@ impl State {
 }
 
 impl StreamLog {
-    /// A new owner's epoch begins; chunk numbers start anew in it.
-    pub(crate) fn begin_epoch(&self, epoch: u64) {
+    /// A new owner's epoch begins; chunk numbers start anew in it. `last` is the last event before it, if nothing came
+    /// after that.
+    pub(crate) fn begin_epoch(&self, epoch: u64, last: Option<EventId>) {
         let mut state = self.state.lock();
         if epoch > state.epoch {
             state.epoch = epoch;
             state.number = 0;
+            state.joint = last.map(|last| (last, state.next));
         }
     }
 
@@ -249,6 +253,10 @@ impl StreamLog {
         }
         if id > newest {
             return gap(None);
+        }
+        // The last one before this epoch: nothing was missed although this log has never held it (HTTP-243).
+        if let Some((_, seq)) = state.joint.filter(|(last, seq)| *last == id && *seq >= state.front()) {
+            return Ok(seq);
         }
         let index = state.entries.partition_point(|entry| entry.chunk.id <= id);
         let follows = state.entries.get(index).is_some_and(|entry| {

@@ -157,7 +157,7 @@ impl Storage for Faulty {
         self.pass("update_inbox").await?;
         self.inner.update_inbox(entry).await
     }
-    async fn commit(&self, commit: Commit) -> Result<(), StorageError> {
+    async fn commit(&self, commit: Commit) -> Result<Committed, StorageError> {
         self.pass("commit").await?;
         self.inner.commit(commit).await
     }
@@ -178,8 +178,13 @@ impl Storage for Faulty {
     async fn acquire_lease(&self, thread: &ThreadKey, claim: &LeaseClaim) -> Result<Lease, StorageError> {
         self.inner.acquire_lease(thread, claim).await
     }
-    async fn release_lease(&self, thread: &ThreadKey, owner: &str) -> Result<(), StorageError> {
-        self.inner.release_lease(thread, owner).await
+    async fn release_lease(
+        &self,
+        thread: &ThreadKey,
+        owner: &str,
+        last_event: Option<u64>,
+    ) -> Result<(), StorageError> {
+        self.inner.release_lease(thread, owner, last_event).await
     }
     async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError> {
         self.inner.last_event(thread).await

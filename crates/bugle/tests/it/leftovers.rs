@@ -42,7 +42,7 @@ impl LanguageModel for Panics {
 async fn left(agent_id: &str, snapshot: Value) -> SharedStorage {
     let storage: SharedStorage = Arc::new(MemoryStorage::new());
     let thread = ThreadKey::new("user", "thread");
-    let claim = LeaseClaim { owner: "dead".into(), ttl: Duration::from_millis(1) };
+    let claim = LeaseClaim::new("dead", Duration::from_millis(1));
     let Lease::Held { epoch } = storage.acquire_lease(&thread, &claim).await.unwrap() else { panic!("held") };
     let mut commit = Commit::new(thread.clone(), epoch);
     commit.create_thread = Some(NewThread { resource_id: "user".into(), ..NewThread::default() });
@@ -55,7 +55,7 @@ async fn left(agent_id: &str, snapshot: Value) -> SharedStorage {
         updated_at: Default::default(),
     });
     storage.commit(commit).await.unwrap();
-    storage.release_lease(&thread, "dead").await.unwrap();
+    storage.release_lease(&thread, "dead", None).await.unwrap();
     storage
 }
 

@@ -8,4 +8,5 @@ mod leftovers;
 mod r#loop;
 mod processors;
 mod runs;
+mod scorers;
 mod signals;

@@ -2,6 +2,7 @@
 
 mod ending;
 mod hooks;
+mod scoring;
 mod tools;
 
 pub(crate) use ending::{aborted_direct, failed_direct, give_back};
@@ -21,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Decision, RunOptions, RunOutput, RunSnapshot,
     commit::Committer,
-    completion::judge,
+    completion::{Verdicts, judge},
     guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later},
     machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome, ToolRun},
     prepare::{Prepared, prepare},
@@ -43,7 +44,6 @@ use crate::{
     model::{ModelRequest, PromptMessage},
     processor::{Processors, RunInfo, Runner},
     runtime::{Bugle, Inner, RunInput},
-    scorer::ScorerInput,
     storage::InboxEntry,
     thread::{DirectEnd, Input, Leftover, Letter, RunShared, StreamLog, ThreadLink},
     time::Timestamp,
@@ -134,6 +134,8 @@ struct Driver {
     first_drain: bool,
     request: Option<Request>,
     model_index: usize,
+    /// Verdicts of completion checks, so that the same answer is not judged twice.
+    verdicts: Verdicts,
     tools: JoinSet<(usize, ToolOutcome)>,
     waiting_tools: VecDeque<ToolRun>,
     /// The conversation as the step's tools see it (LOOP-062).
@@ -196,7 +198,7 @@ async fn drive_to_end(seed: RunSeed) {
         stop_when: prepared.options.stop_when.clone(),
         on_step_limit: prepared.options.on_step_limit.unwrap_or(prepared.agent.inner().on_step_limit),
         interruptible: prepared.agent.inner().interrupt == crate::agent::Interrupt::Reasoning,
-        has_completion: prepared.completion.is_some(),
+        completion: prepared.completion.as_ref().map(|completion| completion.when),
         structured_output: prepared.options.structured_output.clone(),
         judges: Hooks::judges(&runner),
         stored_options: prepared.options.to_stored(),
@@ -239,6 +241,7 @@ async fn drive_to_end(seed: RunSeed) {
         first_drain: true,
         request: None,
         model_index: 0,
+        verdicts: Verdicts::default(),
         tools: JoinSet::new(),
         waiting_tools: VecDeque::new(),
         tool_messages: Arc::default(),
@@ -397,11 +400,12 @@ impl Driver {
                     }
                     self.tool_deadline = Some(Instant::now() + TOOL_GRACE);
                 }
-                RunEffect::Score { answer, iteration } => {
-                    let input = self.question();
+                RunEffect::Score(step) => {
+                    let check = self.check(*step);
+                    let mut watch = self.watch(Duration::ZERO);
                     let Some(completion) = &self.prepared.completion else { continue };
-                    let judged = judge(completion, ScorerInput { input, output: answer, iteration });
-                    match self.watch(Duration::ZERO).wait(judged).await {
+                    let judged = judge(completion, &mut self.verdicts, check);
+                    match watch.wait(judged).await {
                         Ok(verdict) => events.push_back(RunEvent::Scored(verdict)),
                         // The abort itself is seen by the loop.
                         Err(Cut::Aborted) => {}
@@ -560,13 +564,6 @@ impl Driver {
             streaming: self.streaming,
             include_raw: prepared.options.include_raw_chunks,
         }
-    }
-
-    /// What the person asked, for those who judge the answer.
-    fn question(&self) -> String {
-        let own = self.machine.transcript().own();
-        let asked = own.iter().rfind(|message| message.role != crate::message::Role::Assistant);
-        asked.map(StoredMessage::joined_text).unwrap_or_default()
     }
 
     // Chunks.

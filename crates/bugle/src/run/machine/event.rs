@@ -93,10 +93,12 @@ pub(crate) enum ToolOutcome {
 #[derive(Debug, Clone)]
 pub(crate) struct Verdict {
     pub(crate) passed: bool,
-    /// The `is-task-complete` payload, without `maxIterationReached`.
+    /// The `is-task-complete` payload.
     pub(crate) payload: Object,
     /// Told to the model.
     pub(crate) feedback: Option<String>,
+    /// The feedback is not stored (SCO-043).
+    pub(crate) suppress_feedback: bool,
 }
 
 /// What is to be done, in order.
@@ -125,11 +127,25 @@ pub(crate) enum RunEffect {
     /// Stop the running calls, within the grace time.
     CancelTools,
     /// Check whether the work is done: [`RunEvent::Scored`].
-    Score { answer: String, iteration: u32 },
+    Score(Box<StepToScore>),
     /// A step has ended: hooks.
     StepEnded(Box<StepSummary>),
     /// The run is over.
     End(Ending),
+}
+
+/// The step whose outcome a completion check judges (SCO-033).
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct StepToScore {
+    pub(crate) text: String,
+    /// The turn of the loop, from 1.
+    pub(crate) iteration: u32,
+    /// No step is left after this one.
+    pub(crate) last: bool,
+    pub(crate) tool_calls: Vec<Value>,
+    pub(crate) tool_results: Vec<Value>,
+    /// How many calls the run has had until now.
+    pub(crate) work: usize,
 }
 
 /// A call to run.

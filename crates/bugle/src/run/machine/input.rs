@@ -45,9 +45,14 @@ impl RunMachine {
                 effects.push(RunEffect::Commit);
             }
             DrainPoint::Boundary => self.after_boundary(took_in, echoes, now, effects),
-            DrainPoint::Last if took_in => self.go_on(true, echoes, now, effects),
             DrainPoint::Last => {
-                self.seal_step(false, None);
+                let mut echoes = echoes;
+                echoes.splice(0..0, std::mem::take(&mut self.held_echoes));
+                if took_in {
+                    return self.go_on(true, echoes, now, effects);
+                }
+                let failed = self.pending_verdict.as_ref().is_some_and(|verdict| !verdict.passed);
+                self.seal_step(false, (failed && self.wants_more()).then_some("max-steps"));
                 self.end_with(Ending::Finished, echoes, now, effects);
             }
         }

@@ -9,6 +9,7 @@ mod event;
 mod input;
 mod judge;
 mod result;
+mod scoring;
 mod step;
 mod tools;
 
@@ -16,7 +17,6 @@ pub(crate) use event::*;
 use input::mark_blocked;
 use judge::{Judged, Judging};
 pub(crate) use judge::{ResultVerdict, StepVerdict};
-pub(crate) use result::passes;
 pub(super) use tools::model_output_metadata;
 use tools::settle;
 
@@ -116,6 +116,8 @@ pub(crate) struct RunMachine {
     iteration: u32,
     steps: Vec<StepSummary>,
     earlier_steps: u32,
+    /// Echoes of the step that is being judged.
+    held_echoes: Vec<Chunk>,
     /// Texts before the last failed completion check are left out of the answer (SCO-048).
     answer_from: usize,
     usage: Usage,
@@ -161,6 +163,7 @@ impl RunMachine {
             iteration: 1,
             steps: Vec::new(),
             earlier_steps: 0,
+            held_echoes: Vec::new(),
             answer_from: 0,
             usage: Usage::default(),
             consumed: Vec::new(),

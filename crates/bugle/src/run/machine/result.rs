@@ -6,7 +6,6 @@ use crate::{
     chunk::{FinishReason, StepFinishPayload, StepOutput, ToolResultPayload},
     json::json,
     run::RunOutput,
-    scorer::Strategy,
 };
 
 impl RunMachine {
@@ -99,6 +98,7 @@ impl RunMachine {
             message_id: None,
             stop_cause: None,
         });
+        let is_continued = result.is_continued;
         let summary = self.summary(result.reason);
         effects.push(RunEffect::StepEnded(Box::new(summary.clone())));
         let payload = self.finish_payload(&summary, result);
@@ -106,7 +106,8 @@ impl RunMachine {
         self.last_metadata = summary.response.clone();
         self.steps.push(summary);
         self.judged.rejected = None;
-        if self.pending_verdict.take().is_some_and(|verdict| !verdict.passed) {
+        let failed = self.pending_verdict.take().is_some_and(|verdict| !verdict.passed);
+        if failed && is_continued {
             self.message_id = format!("{}-{}", self.first_message_id, self.iteration).into();
         }
     }
@@ -236,13 +237,5 @@ impl RunMachine {
             consumed_signal_ids: finish.consumed_signal_ids,
             response: self.last_metadata.clone(),
         }
-    }
-}
-
-/// Decides a completion check from its scores (SCO §3).
-pub(crate) fn passes(strategy: Strategy, passed: &[bool]) -> bool {
-    match strategy {
-        Strategy::All => passed.iter().all(|passed| *passed),
-        Strategy::Any => passed.iter().any(|passed| *passed),
     }
 }

@@ -8,7 +8,6 @@ use crate::{
     agent::OnStepLimit,
     chunk::{ChunkBody, ErrorInfo, FinishReason},
     json::{Object, json},
-    message::Role,
     model::ModelEvent,
 };
 
@@ -253,30 +252,35 @@ impl RunMachine {
     pub(super) fn after_boundary(&mut self, took_in: bool, echoes: Vec<Chunk>, now: Timestamp, effects: &mut Effects) {
         let waits_for_client = self.calls.iter().any(|state| matches!(state.outcome, Some(ToolOutcome::Client)));
         let more = self.wants_more() && !waits_for_client;
+        if !took_in && !waits_for_client && self.is_scored(more) {
+            self.held_echoes = echoes;
+            self.phase = Phase::Scoring;
+            effects.push(RunEffect::Score(Box::new(self.step_to_score())));
+            return;
+        }
         if took_in || more {
             return self.go_on(took_in, echoes, now, effects);
-        }
-        if !waits_for_client && self.settings.has_completion && self.pending_verdict.is_none() {
-            self.phase = Phase::Scoring;
-            effects.push(RunEffect::Score { answer: self.response.text(), iteration: self.iteration });
-            return;
         }
         self.seal_step(false, None);
         self.end_with(Ending::Finished, echoes, now, effects);
     }
 
+    /// Which limit says that no step may follow.
+    pub(super) fn limit(&self) -> Option<&'static str> {
+        if self.at_limit() {
+            return Some("max-steps");
+        }
+        if self.settings.stop_when.is_empty() {
+            return None;
+        }
+        let mut finished = self.steps.clone();
+        finished.push(self.summary(self.reason()));
+        self.settings.stop_when.iter().any(|stop| stop.is_met(&finished)).then_some("stop-when")
+    }
+
     /// Another step, unless a limit says no.
     pub(super) fn go_on(&mut self, took_in: bool, echoes: Vec<Chunk>, now: Timestamp, effects: &mut Effects) {
-        let cause = if self.at_limit() {
-            Some("max-steps")
-        } else if self.settings.stop_when.is_empty() {
-            None
-        } else {
-            let mut finished = self.steps.clone();
-            finished.push(self.summary(self.reason()));
-            self.settings.stop_when.iter().any(|stop| stop.is_met(&finished)).then_some("stop-when")
-        };
-        let Some(cause) = cause else {
+        let Some(cause) = self.limit() else {
             self.seal_step(true, None);
             if took_in && let Some(result) = &mut self.step_result {
                 // Taken in although the model had finished (SIG-201).
@@ -303,41 +307,6 @@ impl RunMachine {
             result.reason = FinishReason::Other;
         }
         self.end_with(Ending::Finished, echoes, now, effects);
-    }
-
-    pub(super) fn scored(&mut self, verdict: Verdict, now: Timestamp, effects: &mut Effects) {
-        if !matches!(self.phase, Phase::Scoring) {
-            return;
-        }
-        let exhausted = self.at_limit();
-        let mut payload = verdict.payload.clone();
-        payload.insert("maxIterationReached".to_owned(), (!verdict.passed && exhausted).into());
-        effects.push(self.chunk(Payload::IsTaskComplete(Value::Object(payload))));
-        if verdict.passed || exhausted {
-            self.pending_verdict = Some(verdict);
-            if exhausted && self.settings.on_step_limit == OnStepLimit::FollowUp {
-                // What waits gets a run of its own (SIG-204).
-                self.seal_step(false, None);
-                return self.end(Ending::Finished, now, effects);
-            }
-            // The last look, since judging took a while (D4).
-            self.phase = Phase::Draining(DrainPoint::Last);
-            effects.push(RunEffect::Drain);
-            return;
-        }
-        self.iteration += 1;
-        self.seal_step(true, None);
-        self.answer_from = self.steps.len() + 1;
-        self.transcript.seal();
-        if let Some(feedback) = &verdict.feedback {
-            let at = self.transcript.next_time(now);
-            let mut message = StoredMessage::text(MessageId::fresh(), Role::User, feedback.clone(), at);
-            message.content.metadata_mut().insert("completionResult".to_owned(), json!({ "passed": false }));
-            self.transcript.add_feedback(message);
-        }
-        self.pending_verdict = Some(verdict);
-        self.phase = Phase::Committing(AfterCommit::NextStep { echoes: Vec::new() });
-        effects.push(RunEffect::Commit);
     }
 
     pub(super) fn reason(&self) -> FinishReason {

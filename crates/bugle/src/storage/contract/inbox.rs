@@ -28,7 +28,7 @@ fn commit(epoch: u64) -> Commit {
 }
 
 fn claim(owner: &str, ttl_secs: u64) -> LeaseClaim {
-    LeaseClaim { owner: owner.into(), ttl: Duration::from_secs(ttl_secs) }
+    LeaseClaim::new(owner, Duration::from_secs(ttl_secs))
 }
 
 fn run(id: &str, status: RunStatus) -> RunRecord {
@@ -398,19 +398,19 @@ pub(super) async fn leases_have_one_owner_and_growing_epochs(store: SharedStorag
         "PSL-112: renewal keeps the epoch"
     );
     assert_eq!(store.acquire_lease(&key(), &claim("b", 60)).await?, Lease::HeldBy { owner: "a".into() }, "PSL-112");
-    store.release_lease(&key(), "b").await?;
+    store.release_lease(&key(), "b", None).await?;
     assert_eq!(
         store.acquire_lease(&key(), &claim("b", 60)).await?,
         Lease::HeldBy { owner: "a".into() },
         "not its to give up"
     );
-    store.release_lease(&key(), "a").await?;
+    store.release_lease(&key(), "a", None).await?;
     assert_eq!(
         store.acquire_lease(&key(), &claim("b", 60)).await?,
         Lease::Held { epoch: epoch + 1 },
         "PSL-123: the epoch stays in mind"
     );
-    store.release_lease(&key(), "b").await?;
+    store.release_lease(&key(), "b", None).await?;
     assert_eq!(
         store.acquire_lease(&key(), &claim("b", 0)).await?,
         Lease::Held { epoch: epoch + 2 },
@@ -424,7 +424,7 @@ pub(super) async fn leases_have_one_owner_and_growing_epochs(store: SharedStorag
     let other = store.acquire_lease(&ThreadKey::new("ann", "t2"), &claim("d", 60)).await?;
     assert!(matches!(other, Lease::Held { .. }), "threads are leased apart");
     store.delete_thread("t1").await?;
-    store.release_lease(&key(), "c").await?;
+    store.release_lease(&key(), "c", None).await?;
     assert_eq!(
         store.acquire_lease(&key(), &claim("c", 60)).await?,
         Lease::Held { epoch: epoch + 4 },

@@ -56,7 +56,8 @@ fn commit(run: RunChange) -> Commit {
 
 async fn park(store: &SharedStorage, run: ParkedRun) -> Checked {
     let thread = run.thread.clone().unwrap_or_else(key);
-    store.commit(Commit { run: RunChange::Park { run: Box::new(run), last_event: 7 }, ..Commit::new(thread, 1) }).await
+    let run = RunChange::Park { run: Box::new(run), last_event: 7 };
+    store.commit(Commit { run, ..Commit::new(thread, 1) }).await.map(drop)
 }
 
 pub(super) async fn loop_100_a_parked_run_is_its_pair(store: SharedStorage) -> Checked {

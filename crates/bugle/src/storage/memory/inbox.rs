@@ -6,8 +6,8 @@ use super::{Place, Placed, State};
 use crate::{
     id::{MessageId, ThreadKey},
     storage::{
-        Accept, Accepted, Commit, EntryOutcome, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunRecord,
-        RunStatus, StorageError,
+        Accept, Accepted, Commit, Committed, EntryOutcome, InboxEntry, Lease, LeaseClaim, Left, NewThread, RunChange,
+        RunRecord, RunStatus, StorageError,
         rules::{self, LeaseState},
     },
     time::Timestamp,
@@ -36,8 +36,28 @@ impl State {
                 entries.push(known.unwrap_or_else(|| self.append(entry, now)));
             }
         }
+        let kept = accept.claim.as_ref().and_then(|claim| claim.kept);
         let lease = accept.claim.map(|claim| self.claim(&accept.thread, &claim, now));
-        Ok(Accepted { entries, lease })
+        let left = match lease {
+            Some(Lease::Held { epoch }) if kept != Some(epoch) => self.left(&accept.thread, &entries),
+            _ => Left::default(),
+        };
+        Ok(Accepted { entries, lease, left })
+    }
+
+    /// What an earlier owner left, before what was just appended.
+    fn left(&self, thread: &ThreadKey, appended: &[EntryOutcome]) -> Left {
+        let first = appended.iter().find_map(|outcome| match outcome {
+            EntryOutcome::Appended { position } => Some(*position),
+            _ => None,
+        });
+        let waiting = self.waiting.get(thread).into_iter().flatten();
+        let before = waiting.take_while(|(position, _)| first.is_none_or(|first| **position < first));
+        Left {
+            entries: before.map(|(_, entry)| entry.clone()).collect(),
+            runs: self.runs.values().filter(|run| run.thread == *thread).cloned().collect(),
+            last_event: self.last_events.get(thread).copied(),
+        }
     }
 
     /// What became of an entry's id before (SIG-503).
@@ -100,8 +120,8 @@ impl State {
         Some((entry, place.fingerprint))
     }
 
-    pub(super) fn commit(&mut self, commit: Commit, now: Timestamp) -> Result<(), StorageError> {
-        let Commit { thread, epoch, create_thread, consumed, messages, removed, returned, run } = commit;
+    pub(super) fn commit(&mut self, commit: Commit, now: Timestamp) -> Result<Committed, StorageError> {
+        let Commit { thread, epoch, create_thread, consumed, messages, removed, returned, run, release } = commit;
         let id = &*thread.thread_id;
         let current = self.leases.get(&thread).map_or(0, |lease| lease.epoch);
         if epoch < current {
@@ -177,12 +197,12 @@ impl State {
                 if self.runs.get(&run_id).is_some_and(|stored| stored.thread == thread) {
                     self.runs.remove(&run_id);
                 }
-                self.last_events.insert(thread, (epoch, last_event));
+                self.last_events.insert(thread.clone(), (epoch, last_event));
             }
             RunChange::Park { run, last_event } => {
                 self.runs.remove(&run.run_id);
                 self.parked.insert(run.run_id.clone(), *run);
-                self.last_events.insert(thread, (epoch, last_event));
+                self.last_events.insert(thread.clone(), (epoch, last_event));
             }
             RunChange::Resume(record) => {
                 self.parked.remove(&record.run_id);
@@ -190,10 +210,18 @@ impl State {
             }
             RunChange::Discard { run_id, last_event } => {
                 self.parked.remove(&run_id);
-                self.last_events.insert(thread, (epoch, last_event));
+                self.last_events.insert(thread.clone(), (epoch, last_event));
             }
         }
-        Ok(())
+        Ok(Committed { released: release.is_some_and(|owner| self.release_if_done(&thread, &owner)) })
+    }
+
+    fn release_if_done(&mut self, thread: &ThreadKey, owner: &str) -> bool {
+        if self.waiting.contains_key(thread) || self.runs.values().any(|run| run.thread == *thread) {
+            return false;
+        }
+        let held = self.leases.get_mut(thread).filter(|lease| lease.owner.as_deref() == Some(owner));
+        held.is_some_and(|lease| lease.owner.take().is_some())
     }
 
     /// Puts entries in front of what waits, in order (ruling 33).

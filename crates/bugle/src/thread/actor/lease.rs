@@ -2,27 +2,39 @@
 
 use super::Actor;
 use crate::{
+    chunk::EventId,
     error::Error,
-    storage::Lease,
+    storage::{Lease, Left},
     thread::{journal::Op, machine::ThreadEvent},
 };
 
 impl Actor {
     pub(super) fn give_up_lease(&mut self) {
+        self.journal.push(Op::Release { last_event: self.thread.log.last_number() });
+        self.lease_gone();
+    }
+
+    /// The lease went with the run's last commit, unless it was claimed meanwhile.
+    pub(super) fn lease_went(&mut self) {
+        if !self.claimed_again && self.journal.is_idle() {
+            self.lease_gone();
+        }
+    }
+
+    fn lease_gone(&mut self) {
         self.epoch = 0;
         self.machine.lease_gone();
-        self.journal.push(Op::Release);
         self.show_view();
     }
 
     /// Takes in the answer to a claim; `true` if the thread is ours.
-    pub(super) fn lease(&mut self, result: Result<Lease, Error>) -> bool {
+    pub(super) fn lease(&mut self, result: Result<(Lease, Left), Error>) -> bool {
         match result {
-            Ok(Lease::Held { epoch }) => {
-                self.own(epoch);
+            Ok((Lease::Held { epoch }, left)) => {
+                self.own(epoch, left);
                 true
             }
-            Ok(Lease::HeldBy { owner }) => {
+            Ok((Lease::HeldBy { owner }, _)) => {
                 tracing::warn!(thread = %self.key, owner, "the thread is owned by another process");
                 self.unowned = format!("another process, {owner}, owns it");
                 self.lose();
@@ -37,7 +49,9 @@ impl Actor {
         }
     }
 
-    pub(super) fn own(&mut self, epoch: u64) {
+    /// The thread is ours. What an earlier owner left on it comes before what we begin (SIG-502).
+    pub(super) fn own(&mut self, epoch: u64, left: Left) {
+        self.claimed_again = true;
         if std::mem::take(&mut self.resync) {
             self.journal.push(Op::Recover);
         }
@@ -46,7 +60,12 @@ impl Actor {
             self.lose_run();
         }
         self.epoch = epoch;
-        self.thread.log.begin_epoch(epoch);
+        // After a run that was cut off nobody has seen all there was.
+        let whole = left.last_event.filter(|_| left.runs.is_empty());
+        self.thread.log.begin_epoch(epoch, whole.map(|(epoch, number)| EventId { epoch, number }));
+        if !left.entries.is_empty() || !left.runs.is_empty() {
+            self.found(left.entries, left.runs, true);
+        }
         self.show_view();
     }
 

@@ -1,6 +1,6 @@
 //! What an actor is told or asked, and what it makes of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use tokio::sync::oneshot;
 
@@ -173,8 +173,11 @@ impl Actor {
                 self.feed(ThreadEvent::Drain { run_id, stopping, ticket });
             }
             Letter::RunEnded { run_id, mut returned, failed_to_start, fenced, left } => {
-                self.run = None;
+                let run = self.run.take();
                 self.inner.hub.run_ended(&run_id);
+                if run.is_some_and(|run| run.released.load(Ordering::Acquire)) {
+                    self.lease_went();
+                }
                 match left {
                     Leftover::Nothing => {}
                     Leftover::Record(message) => self.end_record(&run_id, message),

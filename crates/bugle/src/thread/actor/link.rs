@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicI64, Ordering},
+    atomic::{AtomicBool, AtomicI64, Ordering},
 };
 
 use tokio::sync::Notify;
@@ -22,6 +22,8 @@ pub(crate) struct ThreadLink {
     pub(crate) thread: ThreadRef,
     /// Input waits that may interrupt.
     pub(crate) nudge: Arc<Notify>,
+    /// The lease went with the run's end.
+    pub(crate) released: Arc<AtomicBool>,
     /// The newest time given to a message of this thread, in ms (SIG-042).
     pub(crate) placed: Arc<AtomicI64>,
 }

@@ -12,7 +12,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicI64, Ordering},
+        atomic::{AtomicBool, AtomicI64, Ordering},
     },
     time::Duration,
 };
@@ -50,6 +50,7 @@ struct LiveRun {
     shared: Arc<RunShared>,
     nudge: Arc<Notify>,
     options: Arc<RunOptions>,
+    released: Arc<AtomicBool>,
 }
 
 struct Actor {
@@ -78,6 +79,8 @@ struct Actor {
     /// Persist writes in flight, by the ticket of their `persisted`.
     persists: HashMap<Ticket, PersistWrite>,
     epoch: u64,
+    /// The lease was claimed since the run began.
+    claimed_again: bool,
     /// The lease was lost: once it is ours again, the journal is read anew.
     resync: bool,
     placed: Arc<AtomicI64>,
@@ -118,6 +121,7 @@ pub(super) async fn run(
         unwritten: None,
         persists: HashMap::new(),
         epoch: 0,
+        claimed_again: false,
         resync: false,
         placed: Arc::default(),
         retry_at: None,
@@ -195,7 +199,7 @@ pub(super) async fn run(
         actor.end_records();
         if actor.epoch > 0 {
             // The next owner need not wait; what a run still writes here is refused once there is one (ruling 4).
-            actor.journal.push(Op::Release);
+            actor.journal.push(Op::Release { last_event: actor.thread.log.last_number() });
         }
         while !actor.journal.is_idle() {
             let done = actor.journal.next().await;

@@ -34,9 +34,9 @@ impl Actor {
                 let held = self.lease(result.map_err(Error::from));
                 self.feed(ThreadEvent::Claimed(if held { Ok(()) } else { Err(ClaimFailed) }));
             }
-            Done::Persisted { ticket, message, epoch, result } => {
+            Done::Persisted { ticket, message, epoch, left, result } => {
                 if let Some(epoch) = epoch {
-                    self.own(epoch);
+                    self.own(epoch, left);
                 }
                 self.persisted(ticket, &message, result);
             }
@@ -106,7 +106,7 @@ impl Actor {
         let elsewhere = match accepted.lease {
             Some(Lease::HeldBy { owner }) => Some(owner),
             Some(Lease::Held { epoch }) => {
-                self.own(epoch);
+                self.own(epoch, accepted.left);
                 None
             }
             None => None,
@@ -137,21 +137,24 @@ impl Actor {
 
     fn recovered(&mut self, found: Result<(Vec<InboxEntry>, Vec<RunRecord>), StorageError>) {
         match found {
-            Ok((mut entries, mut runs)) => {
-                // What an agent left that is not registered now stays in the store for a process that has it.
-                entries.retain(|entry| self.is_registered(&entry.agent_id));
-                runs.retain(|run| self.is_registered(&run.agent_id));
-                let inputs = entries.into_iter().map(Input::of_journal);
-                let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
-                let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
-                let event = ThreadEvent::Recovered { inputs: inputs.collect(), runs: runs.collect() };
-                self.feed(event);
-            }
+            Ok((entries, runs)) => self.found(entries, runs, false),
             Err(error) => tracing::error!(thread = %self.key, %error, "what an earlier process left cannot be read"),
         }
         for reply in std::mem::take(&mut self.recovering) {
             let _ = reply.send(());
         }
+    }
+
+    /// What the store holds of the thread; most of it may be known.
+    pub(super) fn found(&mut self, mut entries: Vec<InboxEntry>, mut runs: Vec<RunRecord>, leased: bool) {
+        // What an agent left that is not registered now stays in the store for a process that has it.
+        entries.retain(|entry| self.is_registered(&entry.agent_id));
+        runs.retain(|run| self.is_registered(&run.agent_id));
+        let inputs = entries.into_iter().map(Input::of_journal);
+        let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
+        let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
+        let event = ThreadEvent::Recovered { inputs: inputs.collect(), runs: runs.collect(), leased };
+        self.feed(event);
     }
 
     fn is_registered(&self, agent_id: &str) -> bool {

@@ -23,6 +23,7 @@ impl Actor {
             epoch: self.epoch,
             thread: self.thread.clone(),
             nudge: nudge.clone(),
+            released: Arc::default(),
             placed: self.placed.clone(),
         };
         let mut claim = None;
@@ -72,7 +73,9 @@ impl Actor {
             return self.feed(ThreadEvent::RunEnded { run_id, returned: Vec::new(), failed_to_start: true });
         }
         drop(claim);
-        self.run = Some(LiveRun { shared: shared.clone(), nudge, options: options.clone() });
+        self.claimed_again = false;
+        self.run =
+            Some(LiveRun { released: link.released.clone(), shared: shared.clone(), nudge, options: options.clone() });
         let seed = RunSeed {
             agent,
             options,

@@ -45,8 +45,8 @@ pub(crate) enum ThreadEvent {
     Promote { ticket: Ticket, id: MessageId, to: PromoteTo },
     /// Change a queued input (HTTP-242).
     Edit { ticket: Ticket, id: MessageId, contents: Option<Contents>, attributes: Option<Attributes> },
-    /// What an earlier process left (SIG-502).
-    Recovered { inputs: Vec<Input>, runs: Vec<RecoveredRun> },
+    /// What an earlier process left (SIG-502); `leased` if it was read as the thread became ours.
+    Recovered { inputs: Vec<Input>, runs: Vec<RecoveredRun>, leased: bool },
     /// The wait before another start is over.
     RetryDue,
 }

@@ -185,7 +185,10 @@ impl ThreadMachine {
             ThreadEvent::Edit { ticket, id, contents, attributes } => {
                 self.edit(ticket, &id, contents, attributes, &mut effects);
             }
-            ThreadEvent::Recovered { inputs, runs } => self.recover(inputs, runs, &mut effects),
+            ThreadEvent::Recovered { inputs, runs, leased } => {
+                self.leased |= leased;
+                self.recover(inputs, runs, &mut effects);
+            }
             ThreadEvent::RetryDue => self.resting = false,
         }
         self.start_next(&mut effects);

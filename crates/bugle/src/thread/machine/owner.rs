@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::{Effects, RecoveredRun, START_ATTEMPTS, Slot, SlotSource, ThreadEffect, ThreadMachine, Turn};
-use crate::{id::RunId, storage::InputMode, thread::input::Input};
+use super::{Effects, RecoveredRun, START_ATTEMPTS, Slot, SlotSource, SlotState, ThreadEffect, ThreadMachine, Turn};
+use crate::{id::RunId, runtime::Action, storage::InputMode, thread::input::Input};
 
 impl ThreadMachine {
     /// What the journal holds is its new owner's to answer; only that may be forgotten here.
@@ -84,11 +84,13 @@ impl ThreadMachine {
                 self.recovered.push_back(run);
             }
         }
-        let mut steer = Vec::new();
-        let mut queue = Vec::new();
+        let (mut steer, mut queue, mut again) = (Vec::new(), Vec::new(), Vec::new());
         for mut input in inputs {
-            let known = self.inputs().any(|held| held.id() == input.id())
-                || self.slot.as_ref().is_some_and(|slot| slot.taken.contains_key(input.id()))
+            if self.inputs().any(|held| held.id() == input.id()) {
+                again.push((input.entry.signal.id, input.entry.position));
+                continue;
+            }
+            let known = self.slot.as_ref().is_some_and(|slot| slot.taken.contains_key(input.id()))
                 || self.taken.iter().any(|(taken, _)| taken == input.id());
             if known {
                 continue;
@@ -106,6 +108,22 @@ impl ThreadMachine {
             }
             if input.entry.mode == InputMode::Queue { queue.push(input) } else { steer.push(input) }
         }
+        if !self.recovered.is_empty() || !steer.is_empty() || !queue.is_empty() {
+            self.step_back();
+            // What was sent again keeps the place that it has in the journal (SIG-503).
+            for (id, position) in again {
+                if self.inputs().any(|held| *held.id() == id && held.journaled) {
+                    continue;
+                }
+                if let Some(mut held) = self.take_waiting(&id) {
+                    held.journaled = true;
+                    held.entry.position = position;
+                    if held.entry.mode == InputMode::Queue { queue.push(held) } else { steer.push(held) }
+                }
+            }
+            steer.sort_by_key(|input| input.entry.position);
+            queue.sort_by_key(|input| input.entry.position);
+        }
         // By its place: what an earlier process accepted comes before what this one has.
         let before = |held: &Input, input: &Input| held.journaled && held.entry.position <= input.entry.position;
         for input in steer {
@@ -116,6 +134,36 @@ impl ThreadMachine {
             let is_before = |turn: &Turn| matches!(turn, Turn::Input(held) if before(held, &input));
             let at = self.queue.iter().rposition(is_before).map_or(0, |at| at + 1);
             self.queue.insert(at, Turn::Input(input));
+        }
+    }
+
+    /// What was about to begin, and is not durable yet, waits behind what an earlier process left (SIG-502).
+    fn step_back(&mut self) {
+        let reserved = |slot: &mut Slot| {
+            slot.state == SlotState::Reserved && !slot.aborted && matches!(slot.source, SlotSource::Input(_))
+        };
+        let Some(Slot { run_id, agent_id, source: SlotSource::Input(mut inputs), .. }) = self.slot.take_if(reserved)
+        else {
+            return;
+        };
+        if inputs.front().is_some_and(|first| first.entry.mode == InputMode::Queue)
+            && let Some(first) = inputs.pop_front()
+        {
+            self.queue.push_front(Turn::Input(first));
+        } else if let Some(recovered) = self.recovered.front().filter(|recovered| recovered.agent_id == agent_id) {
+            // It joins the run that goes on.
+            for input in inputs.iter_mut().filter(|input| input.entry.run_id == run_id) {
+                input.joined = true;
+                input.rewrite = true;
+                input.entry.run_id = recovered.run_id.clone();
+                if let Some(accepting) = self.accepting.get_mut(input.id()) {
+                    accepting.run_id = recovered.run_id.clone();
+                    accepting.action = Action::Deliver;
+                }
+            }
+        }
+        while let Some(input) = inputs.pop_back() {
+            self.pending.push_front(input);
         }
     }
 }

@@ -231,7 +231,7 @@ fn r28_what_a_lost_thread_held_is_its_new_owners() {
         .map(|(id, mode)| Input::of_journal(Bench::input(id, "a", mode).entry))
         .into();
     let runs = vec![RecoveredRun { run_id: "run-one".into(), agent_id: "a".into() }];
-    bench.apply(V::Recovered { inputs: left, runs });
+    bench.apply(V::Recovered { inputs: left, runs, leased: false });
     bench.apply(V::Claimed(Ok(())));
     assert_eq!(bench.started().last().unwrap().0, "run-one");
     bench.drain("run-one");
@@ -246,9 +246,46 @@ fn sig_502_a_look_at_the_store_does_not_revive_a_run_that_has_ended_meanwhile() 
     bench.end("run-one");
     let inputs = vec![Input::of_journal(Bench::input("one", "a", Steer).entry)];
     let runs = vec![RecoveredRun { run_id: "run-one".into(), agent_id: "a".into() }];
-    bench.apply(V::Recovered { inputs, runs });
+    bench.apply(V::Recovered { inputs, runs, leased: false });
     assert_eq!(bench.started().len(), 1);
     assert!(bench.thread.is_idle());
+}
+
+#[test]
+fn sig_502_what_a_dead_process_left_is_not_overtaken_by_the_input_that_finds_it() {
+    let mut bench = Bench::default();
+    // A fresh process is asked for something; the answer to its claim brings what was left.
+    bench.send("new", "a", Queue);
+    let left: Vec<Input> = [("q1", 1), ("q2", 2)]
+        .map(|(id, position)| InboxEntry { position, ..Bench::input(id, "a", Queue).entry })
+        .map(Input::of_journal)
+        .into();
+    let runs = vec![RecoveredRun { run_id: "run-one".into(), agent_id: "a".into() }];
+    bench.apply(V::Recovered { inputs: left, runs, leased: true });
+    bench.journal("new");
+    for run in ["run-one", "run-q1", "run-q2", "run-new"] {
+        bench.drain(run);
+        bench.end(run);
+    }
+    let order: Vec<String> = bench.started().into_iter().map(|(run, _)| run).collect();
+    assert_eq!(order, ["run-one", "run-q1", "run-q2", "run-new"]);
+    assert!(bench.thread.is_idle(), "SIG-452");
+}
+
+#[test]
+fn sig_502_input_that_wakes_a_thread_with_an_unfinished_run_joins_that_run_and_is_told_so() {
+    let mut bench = Bench::default();
+    bench.send("new", "a", Steer);
+    let runs = vec![RecoveredRun { run_id: "run-one".into(), agent_id: "a".into() }];
+    bench.apply(V::Recovered { inputs: Vec::new(), runs, leased: true });
+    bench.journal("new");
+    bench.drain("run-one");
+    assert_eq!(bench.taken(), ["new"]);
+    let told = bench.said.iter().find_map(|effect| match effect {
+        E::Routed { routed, .. } => Some((routed.action, routed.run_id.clone())),
+        _ => None,
+    });
+    assert_eq!(told, Some((Action::Deliver, Some("run-one".into()))));
 }
 
 #[test]
@@ -285,7 +322,7 @@ fn sig_255_what_a_panicking_run_had_taken_comes_back_from_the_journal_and_is_giv
         bench.apply(V::RunEnded { run_id: run.into(), returned: Vec::new(), failed_to_start: true });
         let mut again = Bench::input("one", "a", Steer);
         again.entry.attempts = attempts;
-        bench.apply(V::Recovered { inputs: vec![again], runs: Vec::new() });
+        bench.apply(V::Recovered { inputs: vec![again], runs: Vec::new(), leased: false });
         bench.apply(V::RetryDue);
     }
     assert_eq!(bench.taken(), ["one", "one", "one"]);

@@ -10,7 +10,7 @@ use bugle::{
     model::{ModelSettings, Script, Timeouts},
     processor::{Context, Hook, HookSet, Input, Outcome, Processor},
     runtime::AbortOptions,
-    scorer::{Score, Scorer, ScorerInput, TaskCompletion},
+    scorer::{Score, Scorer, ScorerError, ScorerInput, TaskCompletion},
 };
 use tokio::{sync::Notify, time::Instant};
 
@@ -44,7 +44,7 @@ impl Scorer for Deaf {
     fn id(&self) -> &'static str {
         "deaf"
     }
-    async fn score(&self, _: &ScorerInput) -> Result<Score, String> {
+    async fn score(&self, _: &ScorerInput) -> Result<Score, ScorerError> {
         self.0.notify_one();
         std::future::pending().await
     }

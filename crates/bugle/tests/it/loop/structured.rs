@@ -1,6 +1,4 @@
-//! Structured output (LOOP §10) and completion checks (SCO §3).
-
-use std::sync::Arc;
+//! Structured output (LOOP §10).
 
 use bugle::{
     RunOptions,
@@ -8,7 +6,6 @@ use bugle::{
     json::{Value, json},
     model::Script,
     run::{ErrorStrategy, StructuredOutput},
-    scorer::{Score, Scorer, ScorerInput, TaskCompletion},
 };
 
 use super::{call, echo, prompt, world_with};
@@ -108,54 +105,4 @@ async fn loop_024_a_run_cut_at_the_limit_is_not_checked_against_the_schema() {
     let options = RunOptions { max_steps: Some(1), ..wanted(number(), ErrorStrategy::Strict) };
     let ran = world.run_with("go", options).await;
     assert_eq!((ran.output.error, ran.output.object), (None, None));
-}
-
-/// Passes answers that hold a word.
-struct Holds(&'static str);
-
-#[async_trait::async_trait]
-impl Scorer for Holds {
-    fn id(&self) -> &'static str {
-        "holds"
-    }
-    async fn score(&self, answer: &ScorerInput) -> Result<Score, String> {
-        assert_ne!(answer.output, "panic", "as told");
-        let score = if answer.output.contains(self.0) { 1.0 } else { 0.0 };
-        Ok(Score { score, reason: Some(format!("{} of iteration {}", answer.input, answer.iteration)) })
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn sco_030_sco_044_sco_048_the_loop_goes_on_until_the_check_passes() {
-    let completion = TaskCompletion::all(vec![Arc::new(Holds("done"))]);
-    let world = world_with(["not yet", "panic", "done"], |agent| agent.is_task_complete(completion)).await;
-    let ran = world.run("work").await;
-    let verdicts: Vec<Value> = ran.all("is-task-complete").iter().map(|one| one["payload"].clone()).collect();
-    let passed: Vec<(Value, Value)> =
-        verdicts.iter().map(|one| (one["iteration"].clone(), one["passed"].clone())).collect();
-    assert_eq!(passed, [(json!(1), json!(false)), (json!(2), json!(false)), (json!(3), json!(true))]);
-    assert_eq!(verdicts[0]["results"][0]["reason"], "work of iteration 1");
-    assert_eq!(verdicts[1]["results"][0]["reason"], "the scorer panicked");
-    assert_eq!(ran.output.text, "done");
-    // The model reads why, on the user's side; it is not stored.
-    let second = prompt(&world.model.requests()[1]);
-    let last = second.as_array().unwrap().last().unwrap();
-    assert_eq!(last["role"], "user");
-    assert!(last.to_string().contains("work of iteration 1"), "{last}");
-    assert_eq!(world.texts().await, ["work", "not yet", "panic", "done"]);
-    // Each answer is a message of its own (LOOP-171).
-    let ids: Vec<Value> = ran.all("step-start").iter().map(|one| one["payload"]["messageId"].clone()).collect();
-    assert_eq!(ids[1], format!("{}-2", ids[0].as_str().unwrap()));
-    assert_eq!(ids[2], format!("{}-3", ids[0].as_str().unwrap()));
-}
-
-#[tokio::test(start_paused = true)]
-async fn sco_030_the_step_limit_ends_a_check_that_never_passes() {
-    let completion = TaskCompletion::all(vec![Arc::new(Holds("done"))]);
-    let world = world_with(["no", "no", "no"], |agent| agent.is_task_complete(completion)).await;
-    let ran = world.run_with("work", RunOptions { max_steps: Some(2), ..RunOptions::default() }).await;
-    assert_eq!(world.model.requested(), 2);
-    let last = ran.all("is-task-complete").pop().unwrap();
-    assert_eq!(last["payload"]["maxIterationReached"], true);
-    assert_eq!(ran.output.error, None);
 }

@@ -89,7 +89,7 @@ async fn sig_452_sig_405_an_idle_thread_holds_no_lease() {
     let mut watcher = world.watch().await;
     world.send("hi").await;
     gate.reached().await;
-    let stranger = LeaseClaim { owner: "stranger".into(), ttl: Duration::from_secs(15) };
+    let stranger = LeaseClaim::new("stranger", Duration::from_secs(15));
     let held = world.storage.acquire_lease(&world.thread, &stranger).await.unwrap();
     assert!(matches!(held, Lease::HeldBy { .. }));
     gate.open();
@@ -98,7 +98,7 @@ async fn sig_452_sig_405_an_idle_thread_holds_no_lease() {
     tokio::time::sleep(Duration::from_millis(1)).await;
     let held = world.storage.acquire_lease(&world.thread, &stranger).await.unwrap();
     assert!(matches!(held, Lease::Held { epoch: 2 }), "{held:?}");
-    world.storage.release_lease(&world.thread, "stranger").await.unwrap();
+    world.storage.release_lease(&world.thread, "stranger", None).await.unwrap();
     world.send("again").await;
     watcher.until("finish").await;
     assert_eq!(world.texts().await, ["hi", "a", "again", "b"]);

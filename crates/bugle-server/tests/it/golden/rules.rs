@@ -1,0 +1,245 @@
+//! How an answer is compared with a capture of the reference. All rules are here:
+//!
+//! 1. **Ids** (`00000000-0000-4000-8000-…`, `call_…`) stand for one id each: the first that is met in its place, the same
+//!    everywhere else, and no other's. They may be part of a longer text.
+//! 2. **Times** (`1767225600000`, `2026-01-01T00:00:00.000Z`) and `duration` stand for any.
+//! 3. **`<…>`** (`<elided>`, `<model request>`, `<server stack trace>`) stands for anything, or nothing.
+//! 4. Object members come in any order. Members that the reference has and Bugle leaves out, and the reverse, are named
+//!    in [`LEFT_OUT`] and [`ADDED`], each with the requirement that says so.
+//! 5. **Model requests** are shown nowhere: `request` is `{}` (HTTP-029).
+//! 6. **Errors** keep name, message, status and what the provider said; a tool's error has a message of its own (HTTP-029,
+//!    HTTP-054, LOOP-143).
+//! 7. **Usage**: the counts that both name; those of a failed run are the sum so far (LOOP-162).
+//! 8. **A response that resumes** says a pending call again before what became of it (HTTP-104).
+//! 9. **On a subscription** the echo of a user comes before `start` (HTTP-221).
+
+use std::collections::HashMap;
+
+use bugle::{
+    json::{Object, Value, json},
+    time::Timestamp,
+};
+
+/// Members of the reference that Bugle does not send: where (the last part of the path; empty = anywhere), name.
+const LEFT_OUT: &[(&str, &str)] = &[
+    // The reference repeats the chunk's type inside (HTTP §16).
+    ("payload", "type"),
+    // A mark of its own (HTTP-079).
+    ("signal", "__isCreatedSignal"),
+];
+
+/// Members that Bugle sends and the reference does not.
+const ADDED: &[(&str, &str)] = &[
+    // What became of the input (HTTP-079).
+    ("", "action"),
+];
+
+/// What is known of ids so far.
+#[derive(Debug, Default)]
+pub(crate) struct Rules {
+    ids: HashMap<String, String>,
+}
+
+const UUID: &str = "00000000-0000-4000-8000-";
+const UUID_LEN: usize = 36;
+
+/// The first id in a text of a capture: where it begins and ends.
+fn placeholder(text: &str) -> Option<(usize, usize)> {
+    if let Some(start) = text.find(UUID) {
+        return Some((start, start + UUID_LEN));
+    }
+    let is_call =
+        text.strip_prefix("call_").is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_digit()));
+    is_call.then_some((0, text.len()))
+}
+
+fn is_elided(value: &Value) -> bool {
+    value.as_str().is_some_and(|text| text.starts_with('<') && text.ends_with('>'))
+}
+
+impl Rules {
+    /// A request of a capture with the ids that are known by now.
+    pub(crate) fn known(&self, text: &str) -> String {
+        self.ids.iter().fold(text.to_owned(), |text, (placeholder, id)| {
+            text.replace(&format!("\"{placeholder}\""), &format!("\"{id}\""))
+        })
+    }
+
+    /// Fails with all differences of two lists of chunks.
+    pub(crate) fn same_chunks(&mut self, expected: &[Value], actual: &[Value]) {
+        let kinds = |chunks: &[Value]| chunks.iter().map(kind).collect::<Vec<_>>();
+        assert_eq!(kinds(expected), kinds(actual), "the types of the chunks");
+        let mut found = Vec::new();
+        for (at, (expected, actual)) in expected.iter().zip(actual).enumerate() {
+            self.compare(&format!("{at}:{}", kind(expected)), expected, actual, &mut found);
+        }
+        assert!(found.is_empty(), "{}", found.join("\n"));
+    }
+
+    /// Fails with all differences of two values.
+    pub(crate) fn same(&mut self, expected: &Value, actual: &Value) {
+        let mut found = Vec::new();
+        self.compare("", expected, actual, &mut found);
+        assert!(found.is_empty(), "{}", found.join("\n"));
+    }
+
+    fn compare(&mut self, path: &str, expected: &Value, actual: &Value, found: &mut Vec<String>) {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        match (expected, actual) {
+            _ if is_elided(expected) || name == "duration" => {}
+            (_, Value::Object(actual)) if name == "request" => {
+                if !actual.is_empty() {
+                    found.push(format!("{path}: a request is shown"));
+                }
+            }
+            (Value::Object(expected), Value::Object(actual)) if name == "error" => {
+                self.compare_errors(path, expected, actual, found);
+            }
+            (Value::Object(expected), Value::Object(actual)) if name == "usage" || name == "totalUsage" => {
+                compare_usage(path, expected, actual, found);
+            }
+            (Value::Object(expected), Value::Object(actual)) => self.compare_objects(path, expected, actual, found),
+            (Value::Array(expected), Value::Array(actual)) => {
+                if expected.len() != actual.len() {
+                    found.push(format!("{path}: {} items, not {}", actual.len(), expected.len()));
+                }
+                for (at, (expected, actual)) in expected.iter().zip(actual).enumerate() {
+                    self.compare(&format!("{path}/{at}"), expected, actual, found);
+                }
+            }
+            (Value::String(expected), Value::String(actual)) => self.compare_texts(path, expected, actual, found),
+            (Value::Number(number), _) if number.as_u64() == Some(1_767_225_600_000) => {
+                if actual.as_u64().is_none_or(|time| time < 1_600_000_000_000) {
+                    found.push(format!("{path}: {actual} is no time"));
+                }
+            }
+            (expected, actual) if expected == actual => {}
+            (Value::Number(one), Value::Number(other)) if one.as_f64() == other.as_f64() => {}
+            (expected, actual) => found.push(format!("{path}: {actual}, not {expected}")),
+        }
+    }
+
+    fn compare_objects(&mut self, path: &str, expected: &Object, actual: &Object, found: &mut Vec<String>) {
+        let place = path.rsplit('/').next().unwrap_or_default();
+        let is_in = |list: &[(&str, &str)], name: &str| {
+            list.iter().any(|(of, member)| *member == name && (of.is_empty() || *of == place))
+        };
+        for (name, value) in expected {
+            match actual.get(name) {
+                Some(actual) => self.compare(&format!("{path}/{name}"), value, actual, found),
+                None if is_elided(value) || is_in(LEFT_OUT, name) => {}
+                None => found.push(format!("{path}/{name}: missing; {value}")),
+            }
+        }
+        for (name, value) in actual.iter().filter(|(name, _)| !expected.contains_key(*name) && !is_in(ADDED, name)) {
+            found.push(format!("{path}/{name}: not in the capture; {value}"));
+        }
+    }
+
+    fn compare_texts(&mut self, path: &str, expected: &str, actual: &str, found: &mut Vec<String>) {
+        if expected == "2026-01-01T00:00:00.000Z" {
+            if Timestamp::parse(actual).is_none() {
+                found.push(format!("{path}: {actual} is no time"));
+            }
+            return;
+        }
+        let Some((start, end)) = placeholder(expected) else {
+            // Schemas as text: the members count, not their order.
+            let both = (serde_json::from_str::<Object>(expected), serde_json::from_str::<Object>(actual));
+            match both {
+                (Ok(expected), Ok(actual)) => {
+                    self.compare(path, &Value::Object(expected), &Value::Object(actual), found);
+                }
+                _ if expected != actual => found.push(format!("{path}: {actual:?}, not {expected:?}")),
+                _ => {}
+            }
+            return;
+        };
+        let (before, id, after) = (&expected[..start], &expected[start..end], &expected[end..]);
+        let given = actual.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+        let Some(given) = given.filter(|given| !given.is_empty()) else {
+            found.push(format!("{path}: {actual:?}, not {expected:?}"));
+            return;
+        };
+        match self.ids.get(id) {
+            Some(known) if known == given => {}
+            Some(known) => found.push(format!("{path}: {given} where {id} was {known}")),
+            None if self.ids.values().any(|known| known == given) => {
+                found.push(format!("{path}: {given} is the id of something else, not {id}"));
+            }
+            None => {
+                self.ids.insert(id.to_owned(), given.to_owned());
+            }
+        }
+    }
+
+    fn compare_errors(&mut self, path: &str, expected: &Object, actual: &Object, found: &mut Vec<String>) {
+        for name in ["name", "message", "statusCode", "responseBody", "isRetryable"] {
+            match (expected.get(name), actual.get(name)) {
+                // Named after the library that the reference uses.
+                _ if name == "name" => {}
+                (Some(Value::String(one)), Some(Value::String(other))) => self.compare_texts(path, one, other, found),
+                (Some(one), Some(other)) if one == other => {}
+                (None, _) | (Some(Value::String(_)), None) => {}
+                (one, other) => found.push(format!("{path}/{name}: {other:?}, not {one:?}")),
+            }
+        }
+        if actual.get("message").and_then(Value::as_str).is_none_or(str::is_empty) {
+            found.push(format!("{path}: no message"));
+        }
+        for shown in ["stack", "requestBodyValues", "responseHeaders", "cause"] {
+            if actual.contains_key(shown) {
+                found.push(format!("{path}/{shown}: is shown"));
+            }
+        }
+    }
+}
+
+fn compare_usage(path: &str, expected: &Object, actual: &Object, found: &mut Vec<String>) {
+    for name in ["inputTokens", "outputTokens", "totalTokens"] {
+        match (expected.get(name), actual.get(name)) {
+            (Some(one), Some(other)) if one != other => found.push(format!("{path}/{name}: {other}, not {one}")),
+            (Some(one), None) if one.as_u64() != Some(0) => found.push(format!("{path}/{name}: missing; {one}")),
+            _ => {}
+        }
+    }
+}
+
+fn kind(chunk: &Value) -> String {
+    let own = chunk["type"].as_str().unwrap_or_default();
+    match chunk.pointer("/payload/output/type").and_then(Value::as_str) {
+        Some(inner) if own == "tool-output" => format!("{own} {inner}"),
+        _ => own.to_owned(),
+    }
+}
+
+/// Rule 8: the capture of a response that resumes, as Bugle sends it.
+pub(crate) fn with_calls(chunks: &[Value], args: &Value) -> Vec<Value> {
+    let mut said: Vec<Value> = Vec::new();
+    let mut all = Vec::new();
+    for chunk in chunks {
+        let payload = &chunk["payload"];
+        let id = payload["toolCallId"].clone();
+        let is_call = chunk["type"] == "tool-call" || chunk["type"] == "tool-call-input-streaming-start";
+        if id.is_string() && !is_call && !said.contains(&id) {
+            let call = json!({"toolCallId": id, "toolName": payload["toolName"], "args": args});
+            all.push(json!({"type": "tool-call", "runId": chunk["runId"], "from": "AGENT", "payload": call}));
+        }
+        if id.is_string() {
+            said.push(id);
+        }
+        all.push(chunk.clone());
+    }
+    all
+}
+
+/// Rule 9: the capture of a subscription, as Bugle sends it.
+pub(crate) fn echo_first(chunks: &[Value]) -> Vec<Value> {
+    let mut all = chunks.to_vec();
+    for at in 1..all.len() {
+        if all[at]["type"] == "data-user-message" && all[at - 1]["type"] == "start" {
+            all.swap(at, at - 1);
+        }
+    }
+    all
+}
