@@ -102,8 +102,8 @@ pub(super) fn track_lanes(connection: &Connection, id: &str, changes: &[LaneChan
 }
 
 pub(super) fn get_state(connection: &Connection, id: &str, kind: &str) -> Answer<Option<Value>> {
-    let mut statement = connection
-        .prepare_cached(r#"SELECT value FROM mastra_thread_state WHERE "threadId" = ?1 AND type = ?2"#)?;
+    let mut statement =
+        connection.prepare_cached(r#"SELECT value FROM mastra_thread_state WHERE "threadId" = ?1 AND type = ?2"#)?;
     let found = statement.query_row(params![id, kind], |row| codec::text(row, 0)).optional()?.flatten();
     // A value that is no JSON counts as absent (ruling 40).
     Ok(found.and_then(|text| {

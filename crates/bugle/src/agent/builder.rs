@@ -6,8 +6,14 @@ use indexmap::IndexMap;
 
 use super::{Agent, AgentInner, AgentSource, Dynamic, Interrupt, ModelEntry, OnStepLimit, RequestContext};
 use crate::{
-    error::Error, json::Object, memory::MemoryOptions, model::SharedModel, processor::{Processor, Processors, SharedProcessor}, run::RunOptions,
-    scorer::TaskCompletion, tool::Tool,
+    error::Error,
+    json::Object,
+    memory::MemoryOptions,
+    model::SharedModel,
+    processor::{Processor, Processors, SharedProcessor},
+    run::RunOptions,
+    scorer::TaskCompletion,
+    tool::Tool,
 };
 
 /// Builds an [`Agent`]. Only a model is required.

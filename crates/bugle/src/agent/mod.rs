@@ -12,8 +12,8 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    json::Object, memory::MemoryOptions, model::SharedModel, processor::Processors, run::RunOptions, scorer::TaskCompletion,
-    tool::Tool,
+    json::Object, memory::MemoryOptions, model::SharedModel, processor::Processors, run::RunOptions,
+    scorer::TaskCompletion, tool::Tool,
 };
 
 /// A value, or a function of the request context, evaluated once per run (LOOP-005).

@@ -8,8 +8,9 @@ use super::{
     SharedProcessor,
     builtin::{
         AgentsMd, BatchParts, Classifier, CostScope, OnMatch, OnOutputLimit, PrefillErrorHandler, Preset, RegexFilter,
-        ResponseCache, Rule, Strategy, StreamErrorRetry, StructuredOutputProcessor, SystemPromptScrubber, TokenCostControl,
-        TokenLimiter, ToolCallFilter, TrailingAssistantGuard, Trim, UnicodeNormaliser, preset, preset_names,
+        ResponseCache, Rule, Strategy, StreamErrorRetry, StructuredOutputProcessor, SystemPromptScrubber,
+        TokenCostControl, TokenLimiter, ToolCallFilter, TrailingAssistantGuard, Trim, UnicodeNormaliser, preset,
+        preset_names,
     },
 };
 use crate::{
@@ -208,7 +209,9 @@ pub fn make(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<S
             Arc::new(if options.nearest_only { injector.nearest_only() } else { injector })
         }
         "batch-parts" => Arc::new(BatchParts::new(read::<BatchOptions>(options)?.size.unwrap_or(5))),
-        "moderation" | "pii-detector" | "prompt-injection-detector" | "language-detector" => judge(name, options, around)?,
+        "moderation" | "pii-detector" | "prompt-injection-detector" | "language-detector" => {
+            judge(name, options, around)?
+        }
         "model-selection" => {
             let options: SelectionOptions = read(options)?;
             let model = needed_model(options.model.as_deref(), around)?;
@@ -389,7 +392,9 @@ mod tests {
         for name in NAMES {
             let options = match name {
                 "language-detector" => json!({"model": "fast", "languages": ["en"]}),
-                "moderation" | "pii-detector" | "prompt-injection-detector" | "model-selection" => json!({"model": "fast"}),
+                "moderation" | "pii-detector" | "prompt-injection-detector" | "model-selection" => {
+                    json!({"model": "fast"})
+                }
                 "regex-filter" => json!({"presets": ["email"], "rules": [{"name": "x", "pattern": "x+"}]}),
                 "structured-output" => json!({"model": "fast", "schema": {"type": "object"}}),
                 "token-limiter" | "token-cost-control" => json!({"limit": 10}),

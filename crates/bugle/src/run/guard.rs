@@ -160,7 +160,8 @@ async fn guard(
     watch: &mut Watch,
     input: &mut Input,
 ) -> Result<Result<(), (TripwirePayload, Option<ErrorInfo>)>, Cut> {
-    let held = |processor_id: String, reason: String| TripwirePayload { reason, retry: false, processor_id, metadata: None };
+    let held =
+        |processor_id: String, reason: String| TripwirePayload { reason, retry: false, processor_id, metadata: None };
     match watch.wait(runner.input(desk, input)).await {
         Ok(Ok(())) => Ok(Ok(())),
         Ok(Err(Stop::Tripwire(tripwire))) => Ok(Err((tripwire, None))),

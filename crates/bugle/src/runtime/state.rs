@@ -181,7 +181,9 @@ impl AgentHandle {
         match inner.storage.track_lanes(&key.thread_id, vec![change]).await {
             // A run has told the lane something newer meanwhile: that stands.
             Ok(_) => {}
-            Err(error) if taken => tracing::warn!(%error, lane, "a state was sent, but its lane could not be confirmed"),
+            Err(error) if taken => {
+                tracing::warn!(%error, lane, "a state was sent, but its lane could not be confirmed")
+            }
             Err(error) => tracing::warn!(%error, lane, "a state was not taken, and its lane could not be put back"),
         }
         let (sent, outcome) = routed?;

@@ -376,11 +376,7 @@ pub fn clone_of(source: &Thread, messages: Vec<StoredMessage>, clone: CloneThrea
 }
 
 /// Tracking of lanes goes along as far as the states do, under their new ids (STATE-077).
-fn clone_lanes(
-    source: &Thread,
-    metadata: &mut Object,
-    ids: &std::collections::HashMap<MessageId, MessageId>,
-) {
+fn clone_lanes(source: &Thread, metadata: &mut Object, ids: &std::collections::HashMap<MessageId, MessageId>) {
     let mut lanes = Object::new();
     for (lane, mut tracking) in tracked_lanes(source) {
         // A lane whose latest state stays behind is not known on the copy.

@@ -182,9 +182,10 @@ impl AgentsMd {
         if !path.starts_with(&self.root) {
             return Vec::new();
         }
-        let is_instructions = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| {
-            NAMES.iter().any(|known| known.eq_ignore_ascii_case(name))
-        });
+        let is_instructions = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| NAMES.iter().any(|known| known.eq_ignore_ascii_case(name)));
         if is_instructions && self.nearest_only {
             return vec![path.to_owned()];
         }
@@ -413,7 +414,7 @@ mod tests {
     fn proc_093_long_files_are_cut_at_a_line() {
         let text = "first line\nsecond line\nthird line";
         assert_eq!(cut(text, 100), text);
-        assert_eq!(cut(text, 7), "first line\n[cut: the file goes on]");
+        assert_eq!(cut(text, 6), "first line\n[cut: the file goes on]");
         let signal = reminder(Path::new("/repo/pkg/AGENTS.md"), "pkg <rules> & more".into());
         let signal = signal.normalise(|| "s".into(), Default::default()).unwrap();
         let crate::model::PromptMessage::User { content, .. } = signal.to_prompt() else { panic!() };

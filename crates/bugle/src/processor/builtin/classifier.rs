@@ -92,12 +92,7 @@ struct Finding {
 
 impl Classifier {
     /// A classifier with a task of its own. Blocks from a score of 0.5.
-    pub fn new(
-        id: impl Into<String>,
-        task: impl Into<String>,
-        categories: Vec<Category>,
-        model: SharedModel,
-    ) -> Self {
+    pub fn new(id: impl Into<String>, task: impl Into<String>, categories: Vec<Category>, model: SharedModel) -> Self {
         Self {
             id: id.into(),
             task: task.into(),

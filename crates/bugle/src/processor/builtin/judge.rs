@@ -20,7 +20,8 @@ const TIME_MAX: Duration = Duration::from_secs(60);
 /// # Errors
 /// What went wrong, for people.
 pub(super) async fn ask(model: &SharedModel, system: &str, text: &str, schema: &Value) -> Result<Value, String> {
-    let told = format!("{system}\nAnswer with one JSON value that fits this JSON Schema, and with nothing else:\n{schema}");
+    let told =
+        format!("{system}\nAnswer with one JSON value that fits this JSON Schema, and with nothing else:\n{schema}");
     let request = ModelRequest {
         prompt: vec![
             PromptMessage::System { content: told, provider_options: None },

@@ -32,9 +32,7 @@ impl fmt::Debug for ModelSelection {
 
 impl ModelSelection {
     /// Asks `choose` before each request; `None` leaves the models as they are.
-    pub fn new(
-        choose: impl Fn(&Context<'_>, &InputStep) -> Option<SharedModel> + Send + Sync + 'static,
-    ) -> Self {
+    pub fn new(choose: impl Fn(&Context<'_>, &InputStep) -> Option<SharedModel> + Send + Sync + 'static) -> Self {
         Self { choose: Arc::new(choose) }
     }
 

@@ -4,14 +4,18 @@ use std::collections::HashSet;
 
 use async_trait::async_trait;
 
-use super::{text_delta, tokens::{estimate_tokens, turn_tokens}, tool_call_filter::own_calls};
+use super::{
+    text_delta,
+    tokens::{estimate_tokens, turn_tokens},
+    tool_call_filter::own_calls,
+};
 use crate::{
     chunk::{Chunk, ChunkBody, DataChunk, Payload},
     json::json,
     message::StoredMessage,
     model::{AssistantPart, PromptMessage},
     processor::{Chunks, Context, Hook, HookSet, LlmRequest, Outcome, Processor, ProcessorError},
-    signal::{Signal, lane_signals, StateMode},
+    signal::{Signal, StateMode, lane_signals},
 };
 
 /// What every prompt costs beside its turns.
@@ -90,15 +94,17 @@ impl TokenLimiter {
         prompt: &[PromptMessage],
         own: &HashSet<String>,
         lanes: &[LaneTurns],
+        states: &HashSet<usize>,
     ) -> Result<(Vec<bool>, Vec<String>), ProcessorError> {
         let cost = |at: usize| turn_tokens(&prompt[at]) * 10 + TURN_FRAME_TENTHS;
         let is_system = |at: usize| matches!(prompt[at], PromptMessage::System { .. });
         let system: usize = (0..prompt.len()).filter(|at| is_system(*at)).map(cost).sum();
         let budget = self.limit.saturating_sub(PROMPT_FRAME) * 10;
         let refuse = |left: usize, what: &str| {
-            ProcessorError::tripwire(format!("the prompt does not fit into {} tokens: {what}", self.limit)).with_metadata(
-                json!({ "systemTokens": system / 10, "limit": self.limit, "remainingBudget": left / 10 }),
-            )
+            ProcessorError::tripwire(format!("the prompt does not fit into {} tokens: {what}", self.limit))
+                .with_metadata(
+                    json!({ "systemTokens": system / 10, "limit": self.limit, "remainingBudget": left / 10 }),
+                )
         };
         let Some(mut left) = budget.checked_sub(system) else {
             return Err(refuse(0, "the system messages alone are too long"));
@@ -136,7 +142,7 @@ impl TokenLimiter {
         // The newest input stays, whatever it costs.
         let newest = units
             .iter()
-            .rposition(|(unit, _)| matches!(prompt[unit[0]], PromptMessage::User { .. }) && of_lane(unit[0]).is_none());
+            .rposition(|(unit, _)| matches!(prompt[unit[0]], PromptMessage::User { .. }) && !states.contains(&unit[0]));
         if let Some(newest) = newest {
             units[newest].1 = true;
         }
@@ -172,8 +178,8 @@ impl TokenLimiter {
     }
 }
 
-/// Where each lane's last snapshot and the deltas after it stand in the prompt.
-fn lane_turns(messages: &[StoredMessage], thread: &str, prompt: &[PromptMessage]) -> Vec<LaneTurns> {
+/// Where each lane's last snapshot and the deltas after it stand in the prompt, and where any state does.
+fn lane_turns(messages: &[StoredMessage], thread: &str, prompt: &[PromptMessage]) -> (Vec<LaneTurns>, HashSet<usize>) {
     let mut lanes: Vec<String> = Vec::new();
     for message in messages {
         let state = message.content.meta("signal").and_then(|signal| signal.pointer("/metadata/state/id"));
@@ -183,9 +189,13 @@ fn lane_turns(messages: &[StoredMessage], thread: &str, prompt: &[PromptMessage]
             lanes.push(lane.to_owned());
         }
     }
-    let mut found = Vec::new();
+    let (mut found, mut states) = (Vec::new(), HashSet::new());
     for lane in lanes {
         let signals = lane_signals(messages, &lane, thread);
+        for signal in &signals {
+            let shown = Signal::to_prompt(&signal.signal);
+            states.extend((0..prompt.len()).filter(|at| prompt[*at] == shown));
+        }
         let Some(from) = signals.iter().rposition(|signal| signal.mode == StateMode::Snapshot) else { continue };
         let mut turns = Vec::new();
         for signal in &signals[from..] {
@@ -200,7 +210,7 @@ fn lane_turns(messages: &[StoredMessage], thread: &str, prompt: &[PromptMessage]
             found.push((lane, turns));
         }
     }
-    found
+    (found, states)
 }
 
 #[async_trait]
@@ -219,8 +229,8 @@ impl Processor for TokenLimiter {
             return Ok(());
         }
         let thread = cx.thread().map(|thread| thread.thread_id.to_string()).unwrap_or_default();
-        let lanes = lane_turns(cx.messages(), &thread, &request.prompt);
-        let (keep, gone) = self.fit(&request.prompt, &own_calls(cx), &lanes)?;
+        let (lanes, states) = lane_turns(cx.messages(), &thread, &request.prompt);
+        let (keep, gone) = self.fit(&request.prompt, &own_calls(cx), &lanes, &states)?;
         let mut kept = keep.into_iter();
         request.prompt.retain(|_| kept.next().unwrap_or(true));
         for lane in gone {
@@ -302,7 +312,7 @@ mod tests {
 
     fn kept(limiter: &TokenLimiter, prompt: &[PromptMessage], own: &[&str], lanes: &[LaneTurns]) -> Vec<usize> {
         let own = own.iter().map(|id| (*id).to_owned()).collect();
-        let (keep, _) = limiter.fit(prompt, &own, lanes).unwrap();
+        let (keep, _) = limiter.fit(prompt, &own, lanes, &HashSet::new()).unwrap();
         (0..prompt.len()).filter(|at| keep[*at]).collect()
     }
 
@@ -318,7 +328,7 @@ mod tests {
         assert_eq!(kept(&limiter.clone().trim(Trim::Contiguous), &prompt, &["own"], &[]), [0, 4, 5, 6]);
         assert_eq!(kept(&TokenLimiter::new(1000), &prompt, &["own"], &[]), [0, 1, 2, 3, 4, 5, 6]);
         let own: HashSet<String> = ["own".to_owned()].into();
-        let refused = TokenLimiter::new(100).fit(&prompt, &own, &[]).unwrap_err();
+        let refused = TokenLimiter::new(100).fit(&prompt, &own, &[], &HashSet::new()).unwrap_err();
         let ProcessorError::Tripwire { retry, metadata, .. } = refused else { panic!() };
         assert!(!retry, "PROC-100: live results are never lost silently");
         let metadata = metadata.unwrap();
@@ -330,9 +340,9 @@ mod tests {
         let prompt = [user(&"s".repeat(200)), user(&"d".repeat(40)), user(&"h".repeat(40)), user("now")];
         let lanes = [("a".to_owned(), vec![0, 1])];
         let own = HashSet::new();
-        let (keep, gone) = TokenLimiter::new(60).fit(&prompt, &own, &lanes).unwrap();
+        let (keep, gone) = TokenLimiter::new(60).fit(&prompt, &own, &lanes, &[0, 1].into()).unwrap();
         assert_eq!((keep, gone), (vec![false, false, true, true], vec!["a".to_owned()]));
-        let (keep, gone) = TokenLimiter::new(200).fit(&prompt, &own, &lanes).unwrap();
+        let (keep, gone) = TokenLimiter::new(200).fit(&prompt, &own, &lanes, &[0, 1].into()).unwrap();
         assert_eq!((keep, gone), (vec![true; 4], vec![]));
     }
 }

@@ -41,9 +41,7 @@ impl UnicodeNormaliser {
                 let joins = matches!(c, '\u{200d}' | '\u{fe0e}' | '\u{fe0f}');
                 let invisible = matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2064}'
                     | '\u{feff}' | '\u{fe00}'..='\u{fe0f}');
-                matches!(c, '\n' | '\t' | '\r')
-                    || (joins && self.preserve_emojis)
-                    || (!c.is_control() && !invisible)
+                matches!(c, '\n' | '\t' | '\r') || (joins && self.preserve_emojis) || (!c.is_control() && !invisible)
             });
         }
         if self.collapse_whitespace {

@@ -320,7 +320,8 @@ impl Driver {
     async fn read_lanes(&mut self, needed: bool) -> Result<(), ErrorInfo> {
         let Some(lanes) = &mut self.hooks.lanes else {
             if needed && self.prepared.agent.memory().is_none() {
-                let message = format!("agent {} has a state lane and no memory; give it memory", self.prepared.agent.id());
+                let message =
+                    format!("agent {} has a state lane and no memory; give it memory", self.prepared.agent.id());
                 return Err(ErrorInfo::new("StateMemoryRequired", message));
             }
             return Ok(());
@@ -387,7 +388,11 @@ impl Driver {
         match answer {
             Ok(()) => lanes.succeeded(lane),
             Err(error) => {
-                tracing::error!(lane, error = error.message, "a lane could not be computed; the step goes on without it");
+                tracing::error!(
+                    lane,
+                    error = error.message,
+                    "a lane could not be computed; the step goes on without it"
+                );
                 if lanes.failed(lane) == LANE_FAILURES {
                     let data = json!({ "lane": lane, "message": error.message });
                     self.log.push(Chunk::transient_data(&self.shared.run_id, "data-state-error", data));
@@ -475,7 +480,8 @@ impl Driver {
             let Ok(loaded) = self.inner.storage.get_messages(&wanted).await else { continue };
             let view = LaneView::resolve(&lane, &thread, &[], &loaded, None, false);
             let Some(snapshot) = view.last_snapshot else { continue };
-            let reinject = snapshot.signal.metadata.as_ref().and_then(|metadata| metadata.get("state")?.get("reinject"));
+            let reinject =
+                snapshot.signal.metadata.as_ref().and_then(|metadata| metadata.get("state")?.get("reinject"));
             if reinject == Some(&Value::Bool(false)) {
                 continue;
             }
@@ -599,7 +605,8 @@ impl Driver {
                 model: model.unwrap_or_default(),
                 partial: self.machine.has_shown(),
             };
-            let (answer, _) = at_desk!(self, |runner, desk| async { Ok::<_, Stop>(runner.api_error(desk, &failure).await) });
+            let (answer, _) =
+                at_desk!(self, |runner, desk| async { Ok::<_, Stop>(runner.api_error(desk, &failure).await) });
             match answer {
                 Ok(Ok(Recovery::Retry)) => {
                     self.hooks.error_tries += 1;

@@ -361,13 +361,11 @@ impl Driver {
                     }
                 }
                 RunEffect::Emit(chunk) => self.emit(chunk),
-                RunEffect::Filter(chunk) => {
-                    match self.filter(chunk, events).await {
-                        Ok(true) => {}
-                        Ok(false) => break,
-                        Err(flow) => return flow,
-                    }
-                }
+                RunEffect::Filter(chunk) => match self.filter(chunk, events).await {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(flow) => return flow,
+                },
                 RunEffect::FlushStream => {
                     if let Err(flow) = self.flush_stream(events).await {
                         return flow;

@@ -281,7 +281,7 @@ impl RunMachine {
         let feedback = json!({ "processorId": tripwire.processor_id });
         message.content.metadata_mut().insert("processorFeedback".to_owned(), feedback);
         self.judged.feedback.push(message.id.clone());
-        self.transcript.add_feedback(message);
+        self.transcript.add_feedback(message, false);
         self.judged.retries += 1;
         self.judged.rejected = Some(tripwire);
         self.phase = Phase::Committing(AfterCommit::NextStep { echoes: Vec::new() });
@@ -419,7 +419,9 @@ impl RunMachine {
         if !matches!(self.phase, Phase::Judging(Judging::Result { .. })) {
             return;
         }
-        let Phase::Judging(Judging::Result { echoes }) = std::mem::replace(&mut self.phase, Phase::Scoring) else { return };
+        let Phase::Judging(Judging::Result { echoes }) = std::mem::replace(&mut self.phase, Phase::Scoring) else {
+            return;
+        };
         match verdict {
             ResultVerdict::Pass { text, object, messages } => {
                 self.judged.text = text;

@@ -191,8 +191,7 @@ impl RunMachine {
             return text.clone();
         }
         let counted = self.steps.iter().skip(self.answer_from.min(self.steps.len()));
-        let mut text: String =
-            counted.filter(|step| step.tripwire.is_none()).map(|step| step.text.as_str()).collect();
+        let mut text: String = counted.filter(|step| step.tripwire.is_none()).map(|step| step.text.as_str()).collect();
         if reason.is_some() {
             // The step under way was not finished; what it said is part of the answer.
             text.push_str(&self.response.text());

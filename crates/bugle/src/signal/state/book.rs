@@ -34,7 +34,8 @@ pub(crate) fn decide(
         && let Some(base) = state.base_version()
         && base != current
     {
-        let message = format!("the delta builds on version {base}, but the lane is at version {current}; send a snapshot");
+        let message =
+            format!("the delta builds on version {base}, but the lane is at version {current}; send a snapshot");
         return Err(StateError::new("state_stale_base", message));
     }
     let next = Decision::Accept { version: current + 1 };
@@ -134,11 +135,8 @@ impl LaneBook {
     ) -> Result<Option<Signal>, StateError> {
         state.check()?;
         let lane = state.lane(Some(default_lane))?;
-        let signals = if self.stale.contains(&lane) {
-            Vec::new()
-        } else {
-            lane_signals(window, &lane, &self.thread.thread_id)
-        };
+        let signals =
+            if self.stale.contains(&lane) { Vec::new() } else { lane_signals(window, &lane, &self.thread.thread_id) };
         let earlier = self.now.get(&lane);
         let Decision::Accept { version } = decide(state, earlier, Some(&signals))? else { return Ok(None) };
         let grew = version > earlier.map_or(0, |earlier| earlier.version);

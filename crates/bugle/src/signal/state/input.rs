@@ -81,12 +81,7 @@ impl From<InvalidSignal> for StateError {
 impl StateInput {
     /// A whole state.
     pub fn snapshot(id: impl Into<String>, cache_key: impl Into<String>, contents: impl Into<Contents>) -> Self {
-        Self {
-            id: Some(id.into()),
-            cache_key: cache_key.into(),
-            contents: Some(contents.into()),
-            ..Self::default()
-        }
+        Self { id: Some(id.into()), cache_key: cache_key.into(), contents: Some(contents.into()), ..Self::default() }
     }
 
     /// A change.

@@ -62,7 +62,9 @@ fn state_005_010_metadata_is_merged_and_stored_as_captured() {
     let state = StateInput {
         value: Some(json!({"open": true})),
         attributes: Some([("type".to_owned(), json!("browser"))].into()),
-        metadata: json!({"own": 1, "value": "old", "state": {"id": "x", "version": 9, "kept": true}}).as_object().cloned(),
+        metadata: json!({"own": 1, "value": "old", "state": {"id": "x", "version": 9, "kept": true}})
+            .as_object()
+            .cloned(),
         ..StateInput::snapshot("browser", "k1", "Browser open & <ready>")
     };
     let signal = state.signal("browser", "t1", 1, "s1".into(), at(1000)).unwrap();
@@ -75,7 +77,11 @@ fn state_005_010_metadata_is_merged_and_stored_as_captured() {
             "state": {"kept": true, "id": "browser", "cacheKey": "k1", "mode": "snapshot", "threadId": "t1", "version": 1}})
     );
     let crate::model::PromptMessage::User { content, .. } = signal.to_prompt() else { panic!() };
-    assert_eq!(json!(content)[0]["text"], "<state type=\"browser\">Browser open &amp; &lt;ready&gt;</state>", "STATE-013");
+    assert_eq!(
+        json!(content)[0]["text"],
+        "<state type=\"browser\">Browser open &amp; &lt;ready&gt;</state>",
+        "STATE-013"
+    );
 }
 
 #[test]
@@ -128,7 +134,8 @@ fn state_025_long_keys_are_hashed() {
 
 #[test]
 fn state_030_the_table() {
-    let tracking = |mode| Tracking { current_cache_key: "k".into(), current_mode: mode, version: 4, ..Tracking::default() };
+    let tracking =
+        |mode| Tracking { current_cache_key: "k".into(), current_mode: mode, version: 4, ..Tracking::default() };
     let state = |mode, key: &str| StateInput { mode, cache_key: key.into(), ..StateInput::snapshot("a", "", "x") };
     let snapshot = state(StateMode::Snapshot, "k");
     let of = |tracking: &Tracking, state: &StateInput, window| decide(state, Some(tracking), window).unwrap();
@@ -157,11 +164,8 @@ fn state_030_the_table() {
 
 #[test]
 fn state_070_072_073_079_history_is_resolved_by_version() {
-    let rows = [
-        row("d2", StateMode::Delta, 3, 5),
-        row("d1", StateMode::Delta, 2, 5),
-        row("s1", StateMode::Snapshot, 1, 5),
-    ];
+    let rows =
+        [row("d2", StateMode::Delta, 3, 5), row("d1", StateMode::Delta, 2, 5), row("s1", StateMode::Snapshot, 1, 5)];
     let view = LaneView::resolve("a", &thread(), &rows, &[], None, false);
     assert_eq!(ids(&view.active), ["s1", "d1", "d2"], "STATE-072: three states of one millisecond");
     assert_eq!(view.last_snapshot.as_ref().unwrap().id, "s1".into());
@@ -219,14 +223,23 @@ fn any_json() -> impl Strategy<Value = Value> {
     ];
     leaf.prop_recursive(4, 24, 4, |inner| {
         let key = prop_oneof![
-            "[a-z]{0,4}".boxed(), Just("state".to_owned()).boxed(), Just("id".to_owned()).boxed(),
-            Just("mode".to_owned()).boxed(), Just("version".to_owned()).boxed(), Just("threadId".to_owned()).boxed(),
-            Just("signal".to_owned()).boxed(), Just("metadata".to_owned()).boxed(), Just("mastra".to_owned()).boxed(),
-            Just("stateSignals".to_owned()).boxed(), Just("contents".to_owned()).boxed(), Just("parts".to_owned()).boxed(),
+            "[a-z]{0,4}".boxed(),
+            Just("state".to_owned()).boxed(),
+            Just("id".to_owned()).boxed(),
+            Just("mode".to_owned()).boxed(),
+            Just("version".to_owned()).boxed(),
+            Just("threadId".to_owned()).boxed(),
+            Just("signal".to_owned()).boxed(),
+            Just("metadata".to_owned()).boxed(),
+            Just("mastra".to_owned()).boxed(),
+            Just("stateSignals".to_owned()).boxed(),
+            Just("contents".to_owned()).boxed(),
+            Just("parts".to_owned()).boxed(),
         ];
         prop_oneof![
             proptest::collection::vec(inner.clone(), 0..4).prop_map(Value::Array),
-            proptest::collection::vec((key, inner), 0..5).prop_map(|fields| fields.into_iter().collect::<Object>().into()),
+            proptest::collection::vec((key, inner), 0..5)
+                .prop_map(|fields| fields.into_iter().collect::<Object>().into()),
         ]
     })
 }

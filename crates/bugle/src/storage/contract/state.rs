@@ -74,7 +74,8 @@ pub(super) async fn state_077_a_clone_has_lanes_of_its_own(store: SharedStorage)
     let tracking = Tracking { last_signal_id: Some("s1".into()), ..at(1) };
     let tracked = LaneChange { lane: "a".into(), expected: None, tracking: Some(tracking) };
     store.track_lanes("t1", vec![tracked, change("gone", None, Some(3))]).await?;
-    let clone = CloneThread { source_thread_id: "t1".into(), new_thread_id: Some("t2".into()), ..CloneThread::default() };
+    let clone =
+        CloneThread { source_thread_id: "t1".into(), new_thread_id: Some("t2".into()), ..CloneThread::default() };
     let cloned = store.clone_thread(clone).await?;
     let copied = json!(cloned.cloned_messages[0]);
     assert_eq!(copied["content"]["metadata"]["signal"]["metadata"]["state"]["threadId"], "t2", "STATE-077");

@@ -9,8 +9,8 @@ use bugle::{
     model::{Script, ScriptedModel},
     processor::builtin::{
         AgentsMd, BatchParts, Classifier, CostScope, OnMatch, OnOutputLimit, PrefillErrorHandler, Preset, RegexFilter,
-        ResponseCache, StreamErrorRetry, StructuredOutputProcessor, SystemPromptScrubber, TokenCostControl, TokenLimiter,
-        ToolCallFilter, TrailingAssistantGuard, UnicodeNormaliser, preset,
+        ResponseCache, StreamErrorRetry, StructuredOutputProcessor, SystemPromptScrubber, TokenCostControl,
+        TokenLimiter, ToolCallFilter, TrailingAssistantGuard, UnicodeNormaliser, preset,
     },
 };
 
@@ -52,7 +52,13 @@ impl Drop for Repo {
 #[tokio::test(start_paused = true)]
 async fn proc_086_090_092_096_instruction_files_are_shown_once_per_thread() {
     let repo = Repo::new("agents-md");
-    let scripts = [reads(&repo.path("pkg/x.ts")), reads(&repo.path("pkg/y.ts")), "done".into(), reads(&repo.path("z.ts")), "end".into()];
+    let scripts = [
+        reads(&repo.path("pkg/x.ts")),
+        reads(&repo.path("pkg/y.ts")),
+        "done".into(),
+        reads(&repo.path("z.ts")),
+        "end".into(),
+    ];
     let world = world_with(scripts, |agent| agent.tool(read_file()).input_processor(AgentsMd::new(&repo.0))).await;
     let ran = world.run("hi").await;
     let shown = |path: &str, text: &str| {
@@ -79,7 +85,8 @@ async fn proc_092_nearest_only_is_one_file_a_step() {
     let injector = AgentsMd::new(&repo.0).nearest_only();
     let world = world_with(scripts, |agent| agent.tool(read_file()).tool(echo()).input_processor(injector)).await;
     let ran = world.run("hi").await;
-    let paths: Vec<Value> = ran.all("data-signal").iter().map(|chunk| chunk["data"]["metadata"]["path"].clone()).collect();
+    let paths: Vec<Value> =
+        ran.all("data-signal").iter().map(|chunk| chunk["data"]["metadata"]["path"].clone()).collect();
     assert_eq!(paths, [json!(repo.path("AGENTS.md")), json!(repo.path("pkg/AGENTS.md"))]);
     assert_eq!((world.asked(1).len(), world.asked(2).len()), (2, 3), "one file a step");
 }
@@ -171,13 +178,15 @@ async fn error_handlers_retry_what_may_help() {
     let world = world_with([refused(), "on".into()], |agent| agent.error_processor(PrefillErrorHandler)).await;
     assert_eq!(world.run("hi").await.output.text, "on");
     assert_eq!(world.asked(1).len(), 2, "with a reminder");
-    let world = world_with([refused(), refused(), "on".into()], |agent| agent.error_processor(PrefillErrorHandler)).await;
+    let world =
+        world_with([refused(), refused(), "on".into()], |agent| agent.error_processor(PrefillErrorHandler)).await;
     assert_eq!(world.run("hi").await.output.finish_reason, FinishReason::Error, "once");
     let retry = StreamErrorRetry { delay: Duration::from_millis(10), ..StreamErrorRetry::default() };
     let broken = || Script::new().text("half").cut();
     let world = world_with([broken(), broken(), "whole".into()], |agent| agent.error_processor(retry.clone())).await;
     assert_eq!(world.run("hi").await.output.text, "whole");
-    let world = world_with([Script::new().fail_with(401, "key"), "no".into()], |agent| agent.error_processor(retry)).await;
+    let world =
+        world_with([Script::new().fail_with(401, "key"), "no".into()], |agent| agent.error_processor(retry)).await;
     assert_eq!(world.run("hi").await.output.finish_reason, FinishReason::Error, "not transient");
 }
 

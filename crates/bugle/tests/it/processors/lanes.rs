@@ -12,7 +12,8 @@ use bugle::{
     memory::MemoryOptions,
     model::{Gate, Script, ScriptedModel},
     processor::{
-        Context, Hook, HookSet, InputStep, Outcome, Processor, ProcessorError, builtin::TokenLimiter,
+        Context, Hook, HookSet, InputStep, Outcome, Processor, ProcessorError,
+        builtin::TokenLimiter,
         lane::{Current, Lane, LaneProcessor, Reading},
     },
     signal::{LaneView, SignalInput, StateAnswer, StateInput, tracked_lanes},
@@ -36,7 +37,10 @@ struct Told {
 }
 
 impl Told {
-    fn new(id: &'static str, say: impl Fn(&LaneView, usize) -> Outcome<Option<StateInput>> + Send + Sync + 'static) -> Self {
+    fn new(
+        id: &'static str,
+        say: impl Fn(&LaneView, usize) -> Outcome<Option<StateInput>> + Send + Sync + 'static,
+    ) -> Self {
         Self { id, say: Arc::new(say), views: Arc::default(), count: Arc::default() }
     }
 }
@@ -77,7 +81,9 @@ async fn states(world: &World) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn state_050_054_055_a_state_is_told_once_and_stays_in_view() {
     let lane = Told::new("editor", |_, _| Ok(Some(snapshot("editor", "open main.rs"))));
-    let world = world_with([call(1), "done".into(), "again".into()], |agent| agent.tool(echo()).input_processor(lane.clone())).await;
+    let world =
+        world_with([call(1), "done".into(), "again".into()], |agent| agent.tool(echo()).input_processor(lane.clone()))
+            .await;
     let ran = world.run("hi").await;
     assert_eq!(ran.kinds()[..3], ["start", "data-signal", "step-start"], "STATE-055");
     assert_eq!(ran.all("data-signal").len(), 1, "unchanged at the second step");
@@ -125,7 +131,8 @@ async fn state_073_074_056_what_fell_out_of_the_window_is_handed_over() {
         // STATE-056: well-behaved.
         Ok((!view.has_snapshot && view.last_snapshot.is_some()).then(|| snapshot("a", "d2")))
     });
-    let model = ScriptedModel::with_responses([call(1), call(2), "one".into(), "two".into(), "three".into(), "four".into()]);
+    let model =
+        ScriptedModel::with_responses([call(1), call(2), "one".into(), "two".into(), "three".into(), "four".into()]);
     let agent = builder("plain", &model).tool(echo()).memory(MemoryOptions::last(3)).input_processor(lane.clone());
     let world = world_of(model, [agent.build().unwrap()]).await;
     world.run("hi").await;
@@ -137,7 +144,10 @@ async fn state_073_074_056_what_fell_out_of_the_window_is_handed_over() {
     };
     assert!(!view.has_snapshot, "STATE-074");
     assert_eq!(view.last_snapshot.as_ref().unwrap().cache_key, "s1");
-    assert_eq!((known(&view.active), known(&view.deltas)), (vec!["s1".into(), "d1".into(), "d2".into()], vec!["d1".into(), "d2".into()]));
+    assert_eq!(
+        (known(&view.active), known(&view.deltas)),
+        (vec!["s1".into(), "d1".into(), "d2".into()], vec!["d1".into(), "d2".into()])
+    );
     assert_eq!(states(&world).await, ["s1", "d1", "d2", "d2"], "a fresh snapshot");
     let version = tracked(&world, "a").await.unwrap()["version"].clone();
     assert_eq!(version, 4, "another mode, so another version");
@@ -152,7 +162,8 @@ async fn state_031_a_trimmed_state_is_told_again_under_its_version() {
     for text in ["hi", "more", "last"] {
         world.run(text).await;
     }
-    assert_eq!(states(&world).await, ["same", "same", "same"]);
+    // The second run still saw it: a window reaches back to what its first answer answers (MEM-088).
+    assert_eq!(states(&world).await, ["same", "same"]);
     let tracking = tracked(&world, "a").await.unwrap();
     assert_eq!(tracking["version"], 1);
     let rows = world.stored().await;
@@ -162,10 +173,9 @@ async fn state_031_a_trimmed_state_is_told_again_under_its_version() {
 
 #[tokio::test(start_paused = true)]
 async fn state_076_a_limiter_that_drops_the_snapshot_says_so() {
-    let lane = Told::new("a", |view, _| Ok((!view.has_snapshot).then(|| StateInput {
-        contents: Some("x".repeat(300).into()),
-        ..snapshot("a", "big")
-    })));
+    let lane = Told::new("a", |view, _| {
+        Ok((!view.has_snapshot).then(|| StateInput { contents: Some("x".repeat(300).into()), ..snapshot("a", "big") }))
+    });
     let world = world_with([call(1), "done".into()], |agent| {
         agent.tool(echo()).input_processor(lane.clone()).input_processor(TokenLimiter::new(80))
     })
@@ -197,7 +207,8 @@ async fn state_058_059_a_failing_lane_does_not_end_the_run_a_tripwire_does() {
 async fn state_057_without_memory_an_error_without_a_thread_nothing() {
     let lane = || Told::new("a", |_, _| Ok(Some(snapshot("a", "s"))));
     let model = ScriptedModel::with_responses(["one"]);
-    let forgetful = bugle::Agent::builder("plain").model(Arc::new(model.clone())).input_processor(lane()).build().unwrap();
+    let forgetful =
+        bugle::Agent::builder("plain").model(Arc::new(model.clone())).input_processor(lane()).build().unwrap();
     let world = world_of(model, [forgetful]).await;
     let ran = crate::r#loop::run_on(&world.agent, "hi", None, RunOptions::default()).await;
     assert!(ran.payload("error")["error"]["message"].as_str().unwrap().contains("no memory"));
@@ -232,10 +243,9 @@ impl Processor for Sending {
 #[tokio::test(start_paused = true)]
 async fn state_061_a_step_hook_may_send_state_too_and_lanes_are_independent() {
     let answers = Arc::new(Mutex::new(Vec::new()));
-    let world = world_with([call(1), "done".into()], |agent| {
-        agent.tool(echo()).input_processor(Sending(answers.clone()))
-    })
-    .await;
+    let world =
+        world_with([call(1), "done".into()], |agent| agent.tool(echo()).input_processor(Sending(answers.clone())))
+            .await;
     world.run("hi").await;
     assert_eq!(states(&world).await, ["same key", "same key"], "STATE-001");
     let kinds: Vec<bool> = answers.lock().iter().map(|answer| matches!(answer, StateAnswer::Sent(_))).collect();

@@ -118,7 +118,9 @@ impl Spy {
         };
         match (self.decide)(hook, n) {
             None => Ok(()),
-            Some(Act::Trip) => Err(ProcessorError::tripwire("no").with_metadata(bugle::json::json!({"at": hook.name()}))),
+            Some(Act::Trip) => {
+                Err(ProcessorError::tripwire("no").with_metadata(bugle::json::json!({"at": hook.name()})))
+            }
             Some(Act::Retry) => Err(ProcessorError::retry("again")),
             Some(Act::Fail) => Err(ProcessorError::Failed("boom".into())),
             Some(Act::Panic) => panic!("boom"),

@@ -19,10 +19,24 @@ async fn proc_081_082_echo_order_and_stored_order() {
     });
     let world = world_with([call(1), "done".into()], |agent| agent.tool(echo()).input_processor(spy)).await;
     let ran = world.run("hi").await;
+    let kinds: Vec<&str> = ran.kinds().into_iter().filter(|kind| !kind.starts_with("tool-call-")).collect();
     assert_eq!(
-        ran.kinds(),
-        ["start", "data-signal", "step-start", "tool-call", "tool-result", "step-finish", "data-signal", "step-start",
-            "text-start", "text-delta", "text-end", "step-finish", "finish"]
+        kinds,
+        [
+            "start",
+            "data-signal",
+            "step-start",
+            "tool-call",
+            "tool-result",
+            "step-finish",
+            "data-signal",
+            "step-start",
+            "text-start",
+            "text-delta",
+            "text-end",
+            "step-finish",
+            "finish"
+        ]
     );
     let stored = world.stored().await;
     let rows: Vec<(Role, String)> = stored.iter().map(|row| (row.role, row.joined_text())).collect();

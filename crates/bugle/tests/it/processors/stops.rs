@@ -40,7 +40,7 @@ async fn proc_051_057_a_tripwire_means_the_same_in_every_hook() {
         (Hook::InputStep, 1),
         (Hook::State, 1),
         (Hook::LlmRequest, 1),
-        (Hook::OutputStream, 6), // step-start, tool-call, tool-result, step-finish, step-start, text-start, text-delta
+        (Hook::OutputStream, 10), // in the second step
         (Hook::LlmResponse, 1),
         (Hook::OutputStep, 1),
         (Hook::ToolResult, 0),
@@ -109,7 +109,8 @@ async fn proc_053_054_055_retries_take_back_what_was_said() {
     for request in world.model.requests() {
         assert!(!json!(request.prompt).to_string().contains("bad"));
     }
-    let reasons: Vec<Value> = ran.all("step-finish").iter().map(|c| c["payload"]["stepResult"]["reason"].clone()).collect();
+    let reasons: Vec<Value> =
+        ran.all("step-finish").iter().map(|c| c["payload"]["stepResult"]["reason"].clone()).collect();
     assert_eq!(reasons, ["retry", "retry", "tool-calls", "stop"]);
     assert_eq!(ran.output.steps.iter().filter(|step| step.tripwire.is_some()).count(), 2, "it stays in steps");
     assert_eq!(ran.all("data-retract").len(), 2, "PROC-055 d");
@@ -123,7 +124,8 @@ async fn proc_053_without_retries_or_steps_left_a_retry_is_a_plain_abort() {
     for (retries, max_steps, requests) in [(None, 10, 1), (Some(0), 10, 1), (Some(1), 10, 2), (Some(9), 2, 2)] {
         let spy = Spy::new("guard", &ALL).deciding(|hook, _| (hook == Hook::OutputStep).then_some(Act::Retry));
         let world = world_with(["a", "b", "c"], |agent| agent.output_processor(spy)).await;
-        let options = RunOptions { max_processor_retries: retries, max_steps: Some(max_steps), ..RunOptions::default() };
+        let options =
+            RunOptions { max_processor_retries: retries, max_steps: Some(max_steps), ..RunOptions::default() };
         let ran = world.run_with("hi", options).await;
         assert_eq!((ends(&ran), world.model.requested()), (vec!["tripwire", "finish"], requests), "{retries:?}");
         assert_eq!(ran.payload("tripwire")["retry"], true);
@@ -179,7 +181,8 @@ async fn proc_056_what_breaks_fails_the_run_and_says_where() {
 async fn proc_056_a_broken_stream_guard_lets_no_raw_chunk_out() {
     let script = || [Script::new().text("first ").text("secret ").text("last")];
     // step-start, text-start, delta, delta: the second delta breaks it.
-    let guard = |on_error| Spy::new("guard", &[Hook::OutputStream]).acting(Hook::OutputStream, 3, Act::Fail).on_error(on_error);
+    let guard =
+        |on_error| Spy::new("guard", &[Hook::OutputStream]).acting(Hook::OutputStream, 3, Act::Fail).on_error(on_error);
     let world = world_with(script(), |agent| agent.output_processor(guard(OnError::Abort))).await;
     let ran = world.run("hi").await;
     assert_eq!(crate::support::text(&ran.chunks), "first ");
@@ -223,7 +226,8 @@ async fn proc_060_061_a_failed_request_is_tried_again_within_the_budget() {
         let ran = world.run("hi").await;
         assert_eq!((world.model.requested(), spy.count(Hook::ApiError)), (4, 3));
         assert_eq!(ran.all("error").len(), 1);
-        let steps: Vec<Value> = ran.all("step-finish").iter().map(|c| c["payload"]["stepResult"]["reason"].clone()).collect();
+        let steps: Vec<Value> =
+            ran.all("step-finish").iter().map(|c| c["payload"]["stepResult"]["reason"].clone()).collect();
         assert_eq!(steps, ["retry", "retry", "retry", "error"]);
         assert!(ran.output.steps.is_empty(), "steps stay");
     }
@@ -253,7 +257,8 @@ async fn proc_062_the_hook_runs_before_the_next_model_and_a_retry_stays() {
     use bugle::model::ScriptedModel;
     let second = ScriptedModel::with_responses(["second"]).named("scripted", "second");
     for (retry, first, text) in [(true, 2, "first"), (false, 1, "second")] {
-        let spy = Spy::new("retry", &ALL).deciding(move |hook, n| (hook == Hook::ApiError && n == 0 && retry).then_some(Act::Retry));
+        let spy = Spy::new("retry", &ALL)
+            .deciding(move |hook, n| (hook == Hook::ApiError && n == 0 && retry).then_some(Act::Retry));
         let world = world_with([refusing(), "first".into()], |agent| {
             agent.model(Arc::new(second.clone())).error_processor(spy.clone())
         })
