@@ -6,7 +6,7 @@
 //! acknowledged, and answered exactly once.
 //!
 //! The rooms, from the ground up: [`id`], [`time`], [`error`] → [`message`], [`signal`], [`chunk`] → [`model`], [`tool`],
-//! [`storage`], [`pubsub`] → [`run`] → [`thread`] → [`memory`], [`processor`], [`scorer`], [`notification`] → [`agent`] →
+//! [`storage`], [`pubsub`] → [`run`] → [`thread`] → [`memory`], [`processor`], [`scorer`], [`subagent`], [`notification`] → [`agent`] →
 //! [`runtime`]. What stands later may use what stands before.
 
 pub mod agent;
@@ -27,6 +27,7 @@ pub mod signal;
 #[cfg(test)]
 mod simulation;
 pub mod storage;
+pub mod subagent;
 pub mod thread;
 pub mod time;
 pub mod tool;

@@ -13,6 +13,7 @@ use crate::{
     processor::{Processor, Processors, SharedProcessor},
     run::RunOptions,
     scorer::TaskCompletion,
+    subagent::{SubAgent, SubAgents},
     tool::Tool,
 };
 
@@ -41,6 +42,7 @@ impl AgentBuilder {
                 models: Dynamic::Value(Vec::new()),
                 tools: IndexMap::new(),
                 agents: IndexMap::new(),
+                agents_per: None,
                 memory: None,
                 default_options: RunOptions::default(),
                 max_retries: None,
@@ -116,9 +118,27 @@ impl AgentBuilder {
         self
     }
 
-    /// A subagent, under `key`.
-    pub fn agent(mut self, key: impl Into<String>, agent: Agent) -> Self {
-        self.inner.agents.insert(key.into(), agent);
+    /// A subagent, under `key`: the model gets a tool `agent-<key>` to delegate with (SUB-001).
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use bugle::{Agent, model::ScriptedModel};
+    /// let model = Arc::new(ScriptedModel::new());
+    /// let writer = Agent::builder("writer").description("Writes short texts.").model(model.clone()).build()?;
+    /// let lead = Agent::builder("lead").model(model).agent("writer", writer).build()?;
+    /// assert_eq!(lead.agents()["writer"].id(), "writer");
+    /// # Ok::<(), bugle::Error>(())
+    /// ```
+    pub fn agent(mut self, key: impl Into<String>, agent: impl SubAgent + 'static) -> Self {
+        self.inner.agents.insert(key.into(), Arc::new(agent));
+        self
+    }
+
+    /// Subagents made for each run, before its tools are; in place of the fixed ones. `None` fails the run with
+    /// `AGENT_GET_AGENTS_FUNCTION_EMPTY_RETURN`, an empty map is legal (SUB-007). Agents may be found in each other's: a
+    /// cycle is legal and ends at the depth limit.
+    pub fn agents_per(mut self, make: impl Fn(&RequestContext) -> Option<SubAgents> + Send + Sync + 'static) -> Self {
+        self.inner.agents_per = Some(Arc::new(make));
         self
     }
 
@@ -266,6 +286,15 @@ impl AgentBuilder {
                     "AGENT_TOOL_NAME_COLLISION: tools {other} and {key} of agent {} have the same name for providers; rename one",
                     inner.id
                 )));
+            }
+        }
+        for (key, agent) in &inner.agents {
+            if agent.description().is_none_or(|text| text.trim().is_empty()) {
+                tracing::warn!(
+                    agent = inner.id,
+                    subagent = key,
+                    "a subagent has no description, by which the model decides when to delegate to it; give it one"
+                );
             }
         }
         Ok(Agent { inner: Arc::new(inner) })

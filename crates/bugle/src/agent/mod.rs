@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     json::Object, memory::MemoryOptions, model::SharedModel, processor::Processors, run::RunOptions,
-    scorer::TaskCompletion, tool::Tool,
+    scorer::TaskCompletion, subagent::SubAgents, tool::Tool,
 };
 
 /// A value, or a function of the request context, evaluated once per run (LOOP-005).
@@ -94,6 +94,9 @@ pub enum AgentSource {
     Fs,
 }
 
+/// Subagents made for each run; `None` fails the run (SUB-007).
+pub(crate) type AgentsPer = Arc<dyn Fn(&RequestContext) -> Option<SubAgents> + Send + Sync>;
+
 /// An agent. Cheap to clone; never changed once built.
 #[derive(Clone)]
 pub struct Agent {
@@ -107,7 +110,8 @@ pub(crate) struct AgentInner {
     pub(crate) instructions: Dynamic<Option<String>>,
     pub(crate) models: Dynamic<Vec<ModelEntry>>,
     pub(crate) tools: IndexMap<String, Tool>,
-    pub(crate) agents: IndexMap<String, Agent>,
+    pub(crate) agents: SubAgents,
+    pub(crate) agents_per: Option<AgentsPer>,
     pub(crate) memory: Option<MemoryOptions>,
     pub(crate) default_options: RunOptions,
     pub(crate) max_retries: Option<u32>,
@@ -168,9 +172,18 @@ impl Agent {
         &self.inner.tools
     }
 
-    /// Its subagents by key.
-    pub fn agents(&self) -> &IndexMap<String, Agent> {
+    /// Its subagents by key; those that are made for each run are not among them, see [`Agent::agents_for`].
+    pub fn agents(&self) -> &SubAgents {
         &self.inner.agents
+    }
+
+    /// Its subagents by key for this request context: those made for it, else the fixed ones. `None` if the function
+    /// that makes them gave nothing, which fails a run (SUB-007).
+    pub fn agents_for(&self, context: &RequestContext) -> Option<SubAgents> {
+        match &self.inner.agents_per {
+            Some(make) => make(context),
+            None => Some(self.inner.agents.clone()),
+        }
     }
 
     /// What it remembers; `None` = no memory, so no threads.

@@ -228,6 +228,9 @@ pub struct ErrorInfo {
     /// Anything else that helps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<Value>,
+    /// What caused it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Box<ErrorInfo>>,
 }
 
 impl ErrorInfo {
@@ -241,6 +244,7 @@ impl ErrorInfo {
             is_retryable: None,
             response_body: None,
             details: None,
+            cause: None,
         }
     }
 }
@@ -353,6 +357,9 @@ pub struct StepOutput {
     /// Of the step, or the run's sum.
     #[serde(default)]
     pub usage: Usage,
+    /// The sum of the run's delegations, which `usage` does not hold (SUB-154).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sub_agent_usage: Option<Usage>,
     /// With `structuredOutput`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object: Option<Value>,

@@ -99,7 +99,8 @@ fn finish_size(finish: &StepFinishPayload) -> usize {
 
 fn error_size(error: &ErrorInfo) -> usize {
     let body = error.response_body.as_ref().map_or(0, String::len);
-    error.message.len() + error.name.len() + body + option_size(error.details.as_ref())
+    let cause = error.cause.as_deref().map_or(0, error_size);
+    error.message.len() + error.name.len() + body + option_size(error.details.as_ref()) + cause
 }
 
 fn values_size(values: &[Value]) -> usize {

@@ -29,10 +29,13 @@ pub(crate) use driver::give_back;
 #[allow(unused_imports, reason = "the seam of parked runs, being filled")]
 pub(crate) use driver::{Resolution, ResumeSeed};
 pub(crate) use driver::{RunSeed, SeedKind, aborted_direct, drive, failed_direct};
+pub(crate) use machine::{ToolOutcome, ToolRun};
 pub use options::*;
 pub use output::*;
+pub(crate) use parked::DelegatedResume;
 pub use parked::{
     APPROVAL_SCHEMA, Decision, DelegatedPark, KeptMessage, NOT_APPROVED, ParkKind, ParkedCall, ParkedStep, StepCall,
     StepCallState, SurfaceCall,
 };
 pub use snapshot::{RunSnapshot, SnapshotPhase};
+pub(crate) use tools::CallContext;

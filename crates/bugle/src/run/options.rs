@@ -16,6 +16,7 @@ use crate::{
     processor::{InputStep, Processors},
     run::{RunOutput, StepSummary},
     scorer::TaskCompletion,
+    subagent::{Delegation, IterationHook},
 };
 
 /// Options of one run. What serde writes of them is what an inbox entry or a parked run keeps; hooks and values of
@@ -84,6 +85,12 @@ pub struct RunOptions {
     /// What the model reads of one tool result, at most, in bytes (R42). No limit by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tool_result_bytes: Option<usize>,
+    /// How it delegates; merged field by field with the agent's (SUB-070).
+    #[serde(skip_serializing_if = "Delegation::says_nothing")]
+    pub delegation: Delegation,
+    /// Asked at the end of every iteration of the loop (SUB §10).
+    #[serde(skip)]
+    pub on_iteration_complete: Option<IterationHook>,
     /// Another model for this run.
     #[serde(skip)]
     pub model: Option<SharedModel>,
@@ -153,6 +160,8 @@ impl RunOptions {
             memory_options: merged(self.memory_options.as_ref(), base.memory_options.as_ref()),
             thread_seed: either(&self.thread_seed, &base.thread_seed),
             max_tool_result_bytes: self.max_tool_result_bytes.or(base.max_tool_result_bytes),
+            delegation: self.delegation.over(&base.delegation),
+            on_iteration_complete: either(&self.on_iteration_complete, &base.on_iteration_complete),
             model: either(&self.model, &base.model),
             stop_when: if self.stop_when.is_empty() { &base.stop_when } else { &self.stop_when }.clone(),
             hooks,
@@ -173,6 +182,8 @@ impl RunOptions {
             run_id: None,
             abort: None,
             hooks: Hooks::default(),
+            on_iteration_complete: None,
+            delegation: self.delegation.without_hooks(),
             request_context: RequestContext::default(),
             thread_seed: None,
             // Said of one input, not of those after it (SIG-245).

@@ -51,6 +51,8 @@ pub struct RunOutput {
     pub finish_reason: FinishReason,
     /// The sum over its steps.
     pub usage: Usage,
+    /// What its delegations cost, which `usage` does not hold (SUB-154).
+    pub sub_agent_usage: Option<Usage>,
     /// Its steps, oldest first.
     pub steps: Vec<StepSummary>,
     /// With structured output, the value.
@@ -105,6 +107,7 @@ impl RunOutput {
             text: String::new(),
             finish_reason: FinishReason::Error,
             usage: Usage::default(),
+            sub_agent_usage: None,
             steps: Vec::new(),
             object: None,
             used_fallback_value: false,
@@ -174,6 +177,14 @@ impl DirectChunk {
         match self {
             Self::Shared(chunk) => &chunk.chunk,
             Self::Own(chunk) => chunk,
+        }
+    }
+
+    /// The chunk, copied only if others read it too.
+    pub(crate) fn into_chunk(self) -> Chunk {
+        match self {
+            Self::Shared(chunk) => chunk.chunk.clone(),
+            Self::Own(chunk) => *chunk,
         }
     }
 

@@ -19,6 +19,7 @@ use crate::{
     runtime::{Inner, RunInput},
     scorer::TaskCompletion,
     storage::{Commit, NewThread, RunChange, RunRecord, SharedStorage},
+    subagent::{Detached, SubAgents, check_names, tool_name},
     thread::ThreadLink,
     tool::Tool,
 };
@@ -56,7 +57,7 @@ pub(super) async fn prepare(
     agent: Agent,
     options: &RunOptions,
     kind: SeedKind,
-    link: Option<&ThreadLink>,
+    (link, detached): (Option<&ThreadLink>, Option<&Detached>),
     run_id: &RunId,
 ) -> Result<Prepared, ErrorInfo> {
     let storage = inner.storage.clone();
@@ -84,8 +85,9 @@ pub(super) async fn prepare(
         options = RunOptions::from_stored(&found.options).over(agent.default_options());
         snapshot = Some(found);
     }
-    let memory = match agent.memory() {
+    let mut memory = match agent.memory() {
         Some(memory) => memory.merged(options.memory_options.as_ref()).map_err(|error| refused(&error))?,
+        None if detached.is_some_and(|detached| detached.remembers) => MemoryOptions::default(),
         None => MemoryOptions { last_messages: crate::memory::LastMessages(None), ..MemoryOptions::default() },
     };
     let models = match &options.model {
@@ -96,9 +98,11 @@ pub(super) async fn prepare(
         let message = format!("agent {} has no model for this request", agent.id());
         return Err(ErrorInfo::new("ModelConfigurationError", message));
     }
-    let thread = link.map(|link| link.key.clone());
+    let thread = link.map(|link| link.key.clone()).or_else(|| detached?.thread.clone());
     let (mut history, history_cut) = match &thread {
-        Some(thread) if agent.memory().is_some() => {
+        // A delegated run begins without, unless it keeps its thread (SUB-046).
+        Some(_) if detached.is_some_and(|detached| !detached.remembers) => (Vec::new(), false),
+        Some(thread) if agent.memory().is_some() || detached.is_some() => {
             let completes = matches!(&kind, SeedKind::Direct(input) if !input.tool_results.is_empty());
             load_history(&storage, thread, &memory, snapshot.as_ref(), completes).await?
         }
@@ -113,6 +117,9 @@ pub(super) async fn prepare(
             map_for_model(message, &calls, &agent);
         }
     }
+    if detached.is_some() {
+        memory.generate_title = None;
+    }
     let mut extra = Vec::new();
     let mut system = system_messages(&agent, &options);
     if let (Some(thread), Some(working)) = (&thread, memory.working_memory.as_ref().filter(|working| working.enabled)) {
@@ -124,7 +131,8 @@ pub(super) async fn prepare(
             extra.push(update_working_memory_tool(storage.clone(), thread.clone(), working.clone()));
         }
     }
-    let tools = Arc::new(ToolTable::new(agent.tools(), extra, &options));
+    let agents = sub_agents(&agent, &options)?;
+    let tools = Arc::new(ToolTable::new(agent.tools(), extra, &options).with_agents(agents, &options.delegation));
     if let Some((one, other)) = tools.collision() {
         let message = format!("tools {one} and {other} have the same name for providers; rename one");
         let mut error = ErrorInfo::new("AGENT_TOOL_NAME_COLLISION", message);
@@ -148,6 +156,25 @@ pub(super) async fn prepare(
         storage,
         thread,
     })
+}
+
+/// The subagents of a run (SUB-003, SUB-007).
+fn sub_agents(agent: &Agent, options: &RunOptions) -> Result<SubAgents, ErrorInfo> {
+    let failed = |id: &str, message: String| {
+        let mut error = ErrorInfo::new(id, message);
+        error.id = Some(id.to_owned());
+        error
+    };
+    let agents = agent.agents_for(&options.request_context).ok_or_else(|| {
+        let message =
+            format!("the function that makes the subagents of agent {} gave none; an empty map is fine", agent.id());
+        failed("AGENT_GET_AGENTS_FUNCTION_EMPTY_RETURN", message)
+    })?;
+    if let Err((one, other)) = check_names(&agents) {
+        let message = format!("subagents {one} and {other} have the same tool name, {}; rename one", tool_name(&one));
+        return Err(failed("AGENT_TOOL_NAME_COLLISION", message));
+    }
+    Ok(agents)
 }
 
 fn refused(error: &Error) -> ErrorInfo {
@@ -232,6 +259,16 @@ impl Prepared {
             _ if !self.options.stop_when.is_empty() => u32::MAX,
             _ => DEFAULT_STEPS,
         }
+    }
+
+    /// `maxSteps`, if given.
+    pub(super) fn given_steps(&self) -> Option<u32> {
+        self.options.max_steps.filter(|steps| *steps > 0)
+    }
+
+    /// The thread: its own, or that of a delegated run, which others write for it.
+    pub(super) fn thread(&self) -> Option<&ThreadKey> {
+        self.thread.as_ref()
     }
 
     /// Tries after the first, for models that do not say (LOOP-046).

@@ -8,12 +8,22 @@ use crate::{agent::OnStepLimit, id::RunId, scorer::When};
 /// The steps of a run unless it says otherwise (LOOP-020).
 pub(crate) const DEFAULT_STEPS: u32 = 5;
 
+/// The most steps a hook can prolong a run to that has no `maxSteps` (SUB-112, ruling 12).
+pub(crate) const HARD_STEPS: u32 = 5 * DEFAULT_STEPS;
+
 /// The loop's own settings.
 #[derive(Debug, Clone)]
 pub(crate) struct RunSettings {
     pub(crate) run_id: RunId,
     pub(crate) agent_id: String,
+    pub(crate) agent_name: String,
     pub(crate) max_steps: u32,
+    /// `maxSteps`, if given.
+    pub(crate) given_steps: Option<u32>,
+    /// What a hook cannot prolong the run beyond (SUB-112).
+    pub(crate) hard_steps: u32,
+    /// A hook is asked at the end of every iteration.
+    pub(crate) has_iteration_hook: bool,
     pub(crate) stop_when: Vec<StopCondition>,
     pub(crate) on_step_limit: OnStepLimit,
     /// Input may cut short a request that has produced nothing yet.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::parked::{KeptMessage, ParkedStep};
-use crate::{chunk::Usage, id::MessageId};
+use crate::{chunk::Usage, id::MessageId, subagent::DelegationRecord};
 
 /// The state of a run between two commits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,6 +44,12 @@ pub struct RunSnapshot {
     /// The first message whose text counts as the answer; all if absent (SCO-048).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer_from: Option<MessageId>,
+    /// What its delegations have led to.
+    #[serde(default, skip_serializing_if = "DelegationRecord::is_empty")]
+    pub(crate) delegation: DelegationRecord,
+    /// The turn under way is the last one granted (SUB-111).
+    #[serde(default, skip_serializing_if = "crate::json::is_false")]
+    pub(crate) last_turn: bool,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]

@@ -19,6 +19,7 @@ use crate::{
     message::StoredMessage,
     model::{ToolChoice, ToolDefinition},
     runtime::Bugle,
+    subagent::{Delegate, Delegation, Scope, SubAgents},
     tool::{Approval, Tool, ToolContext, ToolError, ToolWriter, Written, provider_safe_name},
 };
 
@@ -29,6 +30,8 @@ pub(crate) struct ToolTable {
     active: Option<Vec<String>>,
     choice: ToolChoice,
     require_approval: bool,
+    /// Those of `tools` that delegate.
+    delegates: IndexMap<String, Delegate>,
 }
 
 /// What a call may use.
@@ -42,6 +45,8 @@ pub(crate) struct CallContext {
     pub(crate) abort: CancellationToken,
     pub(crate) written: mpsc::Sender<Written>,
     pub(crate) runtime: Bugle,
+    /// What delegations need besides.
+    pub(crate) scope: Arc<Scope>,
 }
 
 impl ToolTable {
@@ -67,6 +72,7 @@ impl ToolTable {
             active: options.active_tools.clone(),
             choice,
             require_approval: options.require_tool_approval == Some(true),
+            delegates: IndexMap::new(),
         }
     }
 
@@ -77,12 +83,23 @@ impl ToolTable {
         active: Option<Vec<String>>,
         choice: Option<&ToolChoiceOption>,
     ) -> Self {
-        Self { tools, active, choice: choice_of(choice), require_approval: self.require_approval }
+        Self { tools, active, choice: choice_of(choice), ..self.clone() }
     }
 
     /// All tools, by the name the model knows.
     pub(crate) fn all(&self) -> &IndexMap<String, Tool> {
         &self.tools
+    }
+
+    /// Adds the tools that delegate; one replaces a tool of the same name (SUB-005).
+    pub(crate) fn with_agents(mut self, agents: SubAgents, options: &Delegation) -> Self {
+        for (key, agent) in agents {
+            let delegate = Delegate::new(&key, agent);
+            let tool = delegate.tool(options);
+            self.tools.insert(tool.id().to_owned(), tool.clone());
+            self.delegates.insert(tool.id().to_owned(), delegate);
+        }
+        self
     }
 
     /// Two names that are one for a provider (LOOP-081).
@@ -119,7 +136,7 @@ impl ToolTable {
 
     /// Whether this process runs the tool.
     pub(crate) fn runs_here(&self, name: &str) -> bool {
-        self.find(name).is_some_and(|tool| tool.execute().is_some())
+        self.find(name).is_some_and(|tool| tool.execute().is_some() || self.delegates.contains_key(tool.id()))
     }
 
     fn is_active(&self, name: &str) -> bool {
@@ -139,12 +156,17 @@ impl ToolTable {
             let message = format!("Tool \"{}\" not found. Available tools: {}", run.name, known.join(", "));
             return ToolOutcome::Failed(ErrorInfo::new("ToolNotFoundError", message));
         };
-        let Some(execute) = tool.execute() else { return ToolOutcome::Client };
-        let Some(args) = run.args else {
+        let delegate = self.delegates.get(tool.id()).filter(|_| tool.execute().is_none());
+        if tool.execute().is_none() && delegate.is_none() {
+            return ToolOutcome::Client;
+        }
+        let Some(args) = run.args.clone() else {
             let message = format!("invalid arguments for tool {}: they are no JSON", run.name);
             return ToolOutcome::Failed(ErrorInfo::new("InvalidToolArguments", message));
         };
-        if let Err(value) = tool.check_input(&args) {
+        if delegate.is_none()
+            && let Err(value) = tool.check_input(&args)
+        {
             return ToolOutcome::Result { value, is_error: true, model_output: None };
         }
         let asks = match tool.approval() {
@@ -163,6 +185,10 @@ impl ToolTable {
             );
             return ToolOutcome::Failed(ErrorInfo::new("ToolApprovalUnavailable", message));
         }
+        if let Some(delegate) = delegate {
+            return delegate.run(run, context, None).await;
+        }
+        let Some(execute) = tool.execute() else { return ToolOutcome::Client };
         let tool_context = ToolContext {
             tool_call_id: run.id.clone(),
             run_id: Some(context.run_id),

@@ -276,6 +276,7 @@ impl AgentHandle {
                 inner: inner.clone(),
                 streaming,
                 delegated: false,
+                detached: None,
             };
             inner.hub.tasks.spawn(async move {
                 let _claim = claim;

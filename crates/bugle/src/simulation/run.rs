@@ -193,6 +193,10 @@ impl World {
             stop_when: Vec::new(),
             on_step_limit: if self.rng.chance(30) { OnStepLimit::FollowUp } else { OnStepLimit::Save },
             interruptible: self.rng.chance(80),
+            agent_name: "a".to_owned(),
+            given_steps: None,
+            hard_steps: 25,
+            has_iteration_hook: false,
             completion: self.rng.chance(15).then(|| if self.rng.chance(30) { When::Iteration } else { When::Stop }),
             structured_output: None,
             judges: Default::default(),
@@ -309,6 +313,7 @@ impl World {
             RunEffect::RunTools(runs) => run.tools = runs.into_iter().map(|tool| tool.index).collect(),
             RunEffect::CancelTools => run.cancelling = true,
             RunEffect::Score(_) => run.scoring = true,
+            RunEffect::IterationEnded(_) => unreachable!("simulated runs have no such hook"),
             RunEffect::StepEnded(_) => {}
             // The simulation runs no processors.
             RunEffect::Filter(_) | RunEffect::FlushStream | RunEffect::JudgeStep | RunEffect::JudgeResult => {}

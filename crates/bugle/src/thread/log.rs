@@ -342,9 +342,18 @@ pub(crate) struct RunShared {
 
 impl RunShared {
     pub(crate) fn new(run_id: RunId) -> Arc<Self> {
+        Self::stopped_by(run_id, CancellationToken::new())
+    }
+
+    /// A run that stops with the one above it.
+    pub(crate) fn under(run_id: RunId, parent: &CancellationToken) -> Arc<Self> {
+        Self::stopped_by(run_id, parent.child_token())
+    }
+
+    fn stopped_by(run_id: RunId, abort: CancellationToken) -> Arc<Self> {
         Arc::new(Self {
             run_id,
-            abort: CancellationToken::new(),
+            abort,
             rollback: AtomicBool::new(false),
             fenced: AtomicBool::new(false),
             waits_at: OnceLock::new(),

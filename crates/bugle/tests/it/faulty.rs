@@ -126,6 +126,7 @@ impl Storage for Faulty {
         self.inner.get_messages(ids).await
     }
     async fn save_messages(&self, messages: Vec<StoredMessage>) -> Result<(), StorageError> {
+        self.pass("save_messages").await?;
         self.inner.save_messages(messages).await
     }
     async fn delete_messages(&self, ids: &[MessageId]) -> Result<usize, StorageError> {

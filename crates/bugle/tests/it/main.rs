@@ -10,3 +10,4 @@ mod processors;
 mod runs;
 mod scorers;
 mod signals;
+mod subagents;

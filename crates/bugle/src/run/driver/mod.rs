@@ -27,7 +27,7 @@ use super::{
     machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome, ToolRun},
     prepare::{Prepared, prepare},
     request::{Request, RequestEvent, timeout_error},
-    settings::RunSettings,
+    settings::{HARD_STEPS, RunSettings},
     tools::{CallContext, ToolTable, panicked},
     transcript::Transcript,
 };
@@ -41,10 +41,11 @@ use crate::{
     id::{MessageId, RunId, ThreadKey},
     json::{Value, json},
     message::{ErrorPart, Part, PromptOptions, Role, StoredMessage, build_prompt_for, to_model_messages},
-    model::{ModelRequest, PromptMessage},
+    model::{ModelRequest, PromptMessage, ToolChoice},
     processor::{Processors, RunInfo, Runner},
     runtime::{Bugle, Inner, RunInput},
     storage::InboxEntry,
+    subagent::{DEFAULT_DEPTH, DelegationState, Detached, Scope, call_iteration_hook},
     thread::{DirectEnd, Input, Leftover, Letter, RunShared, StreamLog, ThreadLink},
     time::Timestamp,
     tool::{Written, WrittenWhat},
@@ -105,6 +106,8 @@ pub(crate) struct RunSeed {
     pub(crate) streaming: bool,
     /// It works for another run, which keeps what it parks: nothing is parked in the store.
     pub(crate) delegated: bool,
+    /// Such a run's own place: its thread, which others write for it, and its depth.
+    pub(crate) detached: Option<Detached>,
 }
 
 /// How the driver's loop went on.
@@ -147,6 +150,9 @@ struct Driver {
     writer: mpsc::Sender<Written>,
     total_deadline: Option<Instant>,
     hooks: Hooks,
+    /// What the run's delegations share.
+    delegations: Arc<DelegationState>,
+    detached: Option<Detached>,
 }
 
 /// Runs a run to its end, whatever the code of its agent does: a panic ends the run, not the thread.
@@ -172,12 +178,12 @@ pub(crate) async fn drive(seed: RunSeed) {
 }
 
 async fn drive_to_end(seed: RunSeed) {
-    let RunSeed { agent, options, kind, shared, log, link, output, inner, streaming, delegated: _ } = seed;
+    let RunSeed { agent, options, kind, shared, log, link, output, inner, streaming, delegated: _, detached } = seed;
     let run_id = shared.run_id.clone();
     log.begin_run(&run_id);
     let recorded = matches!(kind, SeedKind::Recorded);
     let woken = !matches!(kind, SeedKind::Direct(_));
-    let prepared = Box::pin(prepare(&inner, agent, &options, kind, link.as_ref(), &run_id)).await;
+    let prepared = Box::pin(prepare(&inner, agent, &options, kind, (link.as_ref(), detached.as_ref()), &run_id)).await;
     let mut prepared = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
@@ -189,12 +195,16 @@ async fn drive_to_end(seed: RunSeed) {
         }
     };
     let (writer, written) = mpsc::channel(WRITES);
-    let key = link.as_ref().map(|link| link.key.clone());
+    let key = prepared.thread().cloned();
     let runner = runner(&prepared, &inner, &shared, key.as_ref());
     let settings = RunSettings {
         run_id: run_id.clone(),
         agent_id: prepared.agent.id().to_owned(),
+        agent_name: prepared.agent.name().to_owned(),
         max_steps: prepared.max_steps(),
+        given_steps: prepared.given_steps(),
+        hard_steps: prepared.given_steps().unwrap_or(HARD_STEPS),
+        has_iteration_hook: prepared.options.on_iteration_complete.is_some(),
         stop_when: prepared.options.stop_when.clone(),
         on_step_limit: prepared.options.on_step_limit.unwrap_or(prepared.agent.inner().on_step_limit),
         interruptible: prepared.agent.inner().interrupt == crate::agent::Interrupt::Reasoning,
@@ -204,6 +214,8 @@ async fn drive_to_end(seed: RunSeed) {
         stored_options: prepared.options.to_stored(),
     };
     let history = std::mem::take(&mut prepared.history);
+    let delegations = prepared.snapshot.as_ref().map(|snapshot| snapshot.delegation.clone()).unwrap_or_default();
+    let delegations = Arc::new(DelegationState::from_record(delegations));
     let machine = match &prepared.snapshot {
         Some(snapshot) => {
             let transcript = Transcript::recovered(history, key, &snapshot.own, &snapshot.message_id);
@@ -252,6 +264,8 @@ async fn drive_to_end(seed: RunSeed) {
         writer,
         hooks,
         total_deadline: total.map(|ms| Instant::now() + Duration::from_secs_f64(ms / 1000.0)),
+        delegations,
+        detached,
     });
     let ending = driver.run().await;
     driver.finish(ending, output).await;
@@ -396,7 +410,7 @@ impl Driver {
                     for run in std::mem::take(&mut self.waiting_tools) {
                         events.push_back(RunEvent::ToolDone { index: run.index, outcome: ToolOutcome::Interrupted });
                     }
-                    self.tool_deadline = Some(Instant::now() + TOOL_GRACE);
+                    self.tool_deadline = Some(Instant::now() + self.tool_grace());
                 }
                 RunEffect::Score(step) => {
                     let check = self.check(*step);
@@ -405,6 +419,20 @@ impl Driver {
                     let judged = judge(completion, &mut self.verdicts, check);
                     match watch.wait(judged).await {
                         Ok(verdict) => events.push_back(RunEvent::Scored(verdict)),
+                        // The abort itself is seen by the loop.
+                        Err(Cut::Aborted) => {}
+                        Err(Cut::Left) => return Flow::Left,
+                        Err(Cut::TimedOut) => {
+                            let timed_out = self.timed_out();
+                            events.push_back(timed_out);
+                        }
+                    }
+                }
+                RunEffect::IterationEnded(iteration) => {
+                    let Some(hook) = self.prepared.options.on_iteration_complete.clone() else { continue };
+                    let asked = call_iteration_hook(&hook, *iteration);
+                    match self.watch(Duration::ZERO).wait(asked).await {
+                        Ok(decision) => events.push_back(RunEvent::IterationJudged(decision)),
                         // The abort itself is seen by the loop.
                         Err(Cut::Aborted) => {}
                         Err(Cut::Left) => return Flow::Left,
@@ -549,16 +577,17 @@ impl Driver {
         let provider = models.get(self.model_index).map(|entry| entry.model.provider().to_owned());
         let mut prompt = system;
         prompt.extend(build_prompt_for(self.machine.transcript().messages(), &options, provider.as_deref()));
+        let offers_tools = self.machine.offers_tools();
         let response_format = prepared.response_format();
         prepared.inject_schema(&mut prompt);
         ModelRequest {
             prompt,
-            tools: tools.definitions(),
-            tool_choice: tools.choice(),
+            tools: if offers_tools { tools.definitions() } else { Vec::new() },
+            tool_choice: if offers_tools { tools.choice() } else { ToolChoice::None },
             settings: prepared.options.model_settings.clone().unwrap_or_default(),
             provider_options: prepared.options.provider_options.clone(),
             response_format,
-            headers: prepared.headers(self.link.as_ref().map(|link| &link.key)),
+            headers: prepared.headers(prepared.thread()),
             streaming: self.streaming,
             include_raw: prepared.options.include_raw_chunks,
         }

@@ -12,18 +12,23 @@ impl Driver {
     }
 
     pub(super) fn next_tools(&mut self) {
+        if self.waiting_tools.is_empty() {
+            return;
+        }
+        let scope = Arc::new(self.scope());
         let limit = self.prepared.options.tool_call_concurrency.unwrap_or(10).max(1) as usize;
         while self.tools.len() < limit {
             let Some(run) = self.waiting_tools.pop_front() else { return };
             let context = CallContext {
                 run_id: self.shared.run_id.clone(),
                 agent_id: self.prepared.agent.id().to_owned(),
-                thread: self.link.as_ref().map(|link| link.key.clone()),
+                thread: self.prepared.thread().cloned(),
                 messages: self.tool_messages.clone(),
                 request_context: self.prepared.options.request_context.clone(),
                 abort: self.tool_abort.clone(),
                 written: self.writer.clone(),
                 runtime: Bugle { inner: self.inner.clone() },
+                scope: scope.clone(),
             };
             let tools = self.hooks.tools.clone();
             self.running_tools.push(run.index);
@@ -34,6 +39,38 @@ impl Driver {
                 (index, outcome.unwrap_or_else(|panic| panicked(&*panic)))
             });
         }
+    }
+
+    /// What delegations of this step need to know.
+    fn scope(&self) -> Scope {
+        let prepared = &self.prepared;
+        let memory = prepared.agent.memory();
+        let (depth, limit) =
+            self.detached.as_ref().map_or((0, u32::MAX), |detached| (detached.depth, detached.depth_limit));
+        let own = prepared.options.delegation.max_depth.unwrap_or(DEFAULT_DEPTH);
+        Scope {
+            agent_name: prepared.agent.name().to_owned(),
+            options: prepared.options.delegation.clone(),
+            state: self.delegations.clone(),
+            iteration: self.machine.turn(),
+            streaming: self.streaming,
+            system: prepared.system.clone(),
+            prompt_options: PromptOptions {
+                filter_incomplete_tool_calls: prepared.memory.filter_incomplete_tool_calls,
+                max_tool_result_bytes: prepared.options.max_tool_result_bytes,
+            },
+            provider: prepared.models.get(self.model_index).map(|entry| entry.model.provider().to_owned()),
+            depth,
+            depth_limit: own.min(limit),
+            lends_memory: memory.is_some() && !prepared.memory.read_only,
+        }
+    }
+
+    /// How long tools that ignore an abort are waited for. The deeper a run, the sooner it lets go, so that the one
+    /// above hears of its end.
+    pub(super) fn tool_grace(&self) -> Duration {
+        let depth = self.detached.as_ref().map_or(0, |detached| detached.depth);
+        TOOL_GRACE / (depth + 1)
     }
 
     pub(super) fn tool_ended(
@@ -48,6 +85,9 @@ impl Driver {
         // A task that was cut off has been answered for already.
         if let Ok((index, outcome)) = done {
             self.running_tools.retain(|running| *running != index);
+            if let Some(record) = self.delegations.take_change() {
+                events.push_back(RunEvent::Delegated(record));
+            }
             events.push_back(RunEvent::ToolDone { index, outcome });
         }
         if self.running_tools.is_empty() {

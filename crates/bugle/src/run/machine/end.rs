@@ -43,6 +43,7 @@ impl RunMachine {
                 }
             }
         }
+        self.keep_delegation_feedback(now);
         self.phase = Phase::Committing(AfterCommit::End { echoes, ending });
         effects.push(RunEffect::Commit);
     }
@@ -92,11 +93,15 @@ impl RunMachine {
             }
             // The results of what stops in time are kept (LOOP-134).
             Phase::Tools => effects.push(RunEffect::CancelTools),
-            Phase::Judging(Judging::Step) => {
+            Phase::Guarding(Guarding::Step) => {
                 self.keep_response(false, now);
                 self.end_aborted(now, effects);
             }
-            Phase::Scoring | Phase::Judging(Judging::Result { .. }) => self.end_aborted(now, effects),
+            Phase::Scoring | Phase::Guarding(Guarding::Result { .. }) => self.end_aborted(now, effects),
+            Phase::Judging(_) => {
+                self.leave_judging(effects);
+                self.end_aborted(now, effects);
+            }
         }
     }
 

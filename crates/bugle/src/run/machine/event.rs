@@ -10,6 +10,7 @@ use crate::{
     model::{ModelEvent, ToolOutput},
     run::{ParkedCall, StepSummary},
     storage::InboxEntry,
+    subagent::{DelegationRecord, IterationComplete, IterationDecision},
 };
 
 /// What has happened to the run.
@@ -57,6 +58,10 @@ pub(crate) enum RunEvent {
     HookFailed(ErrorInfo),
     /// The failed request is to be asked again.
     RetryRequest,
+    /// What the run's delegations have led to so far, before the outcome of the one that changed it.
+    Delegated(DelegationRecord),
+    /// The hook at the end of an iteration has answered.
+    IterationJudged(IterationDecision),
     /// Stop.
     Abort,
     /// A time limit of the whole run passed.
@@ -77,6 +82,8 @@ pub(crate) enum ToolOutcome {
     Result { value: Value, is_error: bool, model_output: Option<ToolOutput> },
     /// It failed.
     Failed(ErrorInfo),
+    /// A delegation failed: clients see the error, the model reads `told`, and `result` is stored (SUB-049, SUB-090).
+    FailedAs { error: ErrorInfo, told: String, result: Value },
     /// The client runs it.
     Client,
     /// It was cut off by an abort: it stays a call (LOOP-135).
@@ -128,6 +135,8 @@ pub(crate) enum RunEffect {
     CancelTools,
     /// Check whether the work is done: [`RunEvent::Scored`].
     Score(Box<StepToScore>),
+    /// An iteration has ended: [`RunEvent::IterationJudged`].
+    IterationEnded(Box<IterationComplete>),
     /// A step has ended: hooks.
     StepEnded(Box<StepSummary>),
     /// The run is over.

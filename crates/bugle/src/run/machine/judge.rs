@@ -36,7 +36,7 @@ pub(super) struct Judged {
 
 /// What is being judged.
 #[derive(Debug)]
-pub(super) enum Judging {
+pub(super) enum Guarding {
     /// A response, before its tools run.
     Step,
     /// The run's answer, before its last write.
@@ -222,13 +222,13 @@ impl RunMachine {
         if !self.settings.judges.step {
             return false;
         }
-        self.phase = Phase::Judging(Judging::Step);
+        self.phase = Phase::Guarding(Guarding::Step);
         effects.push(RunEffect::JudgeStep);
         true
     }
 
     pub(super) fn step_judged(&mut self, verdict: StepVerdict, now: Timestamp, effects: &mut Effects) {
-        if !matches!(self.phase, Phase::Judging(Judging::Step)) {
+        if !matches!(self.phase, Phase::Guarding(Guarding::Step)) {
             return;
         }
         match verdict {
@@ -410,16 +410,16 @@ impl RunMachine {
             return false;
         }
         self.judged.result_done = true;
-        self.phase = Phase::Judging(Judging::Result { echoes: std::mem::take(echoes) });
+        self.phase = Phase::Guarding(Guarding::Result { echoes: std::mem::take(echoes) });
         effects.push(RunEffect::JudgeResult);
         true
     }
 
     pub(super) fn result_judged(&mut self, verdict: ResultVerdict, now: Timestamp, effects: &mut Effects) {
-        if !matches!(self.phase, Phase::Judging(Judging::Result { .. })) {
+        if !matches!(self.phase, Phase::Guarding(Guarding::Result { .. })) {
             return;
         }
-        let Phase::Judging(Judging::Result { echoes }) = std::mem::replace(&mut self.phase, Phase::Scoring) else {
+        let Phase::Guarding(Guarding::Result { echoes }) = std::mem::replace(&mut self.phase, Phase::Scoring) else {
             return;
         };
         match verdict {

@@ -7,6 +7,7 @@
 mod end;
 mod event;
 mod input;
+mod iteration;
 mod judge;
 mod result;
 mod scoring;
@@ -15,7 +16,8 @@ mod tools;
 
 pub(crate) use event::*;
 use input::mark_blocked;
-use judge::{Judged, Judging};
+use iteration::Plan;
+use judge::{Guarding, Judged};
 pub(crate) use judge::{ResultVerdict, StepVerdict};
 pub(super) use tools::model_output_metadata;
 use tools::settle;
@@ -37,6 +39,7 @@ use crate::{
     message::{Part, StoredMessage, ToolState},
     signal::Signal,
     storage::{InboxEntry, InputMode},
+    subagent::DelegationRecord,
     time::Timestamp,
 };
 
@@ -57,7 +60,9 @@ enum Phase {
     /// The answer is being judged.
     Scoring,
     /// Processors judge a step or the answer.
-    Judging(Judging),
+    Guarding(Guarding),
+    /// The hook at the end of the iteration is asked.
+    Judging(Plan),
     /// Over.
     Done,
 }
@@ -142,6 +147,14 @@ pub(crate) struct RunMachine {
     /// How often the run was gone on with since it had finished this many steps.
     recoveries: (u32, u32),
     judged: Judged,
+    /// What delegations have led to.
+    delegation: DelegationRecord,
+    /// The hook was asked about the current iteration.
+    iteration_judged: bool,
+    /// The current turn is the last one granted; it offers no tools (SUB-111).
+    last_turn: bool,
+    /// The id of the answer after this step.
+    next_message_id: Option<MessageId>,
 }
 
 impl RunMachine {
@@ -182,6 +195,10 @@ impl RunMachine {
             stop_cause: None,
             recoveries: (0, 0),
             judged: Judged::default(),
+            delegation: DelegationRecord::default(),
+            iteration_judged: false,
+            last_turn: false,
+            next_message_id: None,
         }
     }
 
@@ -209,6 +226,8 @@ impl RunMachine {
         machine.placed = machine.placed_before();
         machine.wake = snapshot.wake.clone();
         machine.recoveries = (snapshot.recoveries, machine.step_count());
+        machine.delegation = snapshot.delegation.clone();
+        machine.last_turn = snapshot.last_turn;
         machine
     }
 
@@ -235,7 +254,7 @@ impl RunMachine {
     pub(crate) fn snapshot(&self) -> RunSnapshot {
         let in_tools = matches!(self.phase, Phase::Committing(AfterCommit::RunTools | AfterCommit::ToolProgress));
         RunSnapshot {
-            message_id: self.message_id.clone(),
+            message_id: self.next_message_id.as_ref().unwrap_or(&self.message_id).clone(),
             first_message_id: self.first_message_id.clone(),
             iteration: self.iteration,
             steps: self.step_count(),
@@ -250,6 +269,8 @@ impl RunMachine {
             step: None,
             kept: Vec::new(),
             answer_from: None,
+            delegation: self.delegation.clone(),
+            last_turn: self.last_turn,
         }
     }
 
@@ -318,6 +339,11 @@ impl RunMachine {
         self.earlier_steps + u32::try_from(self.steps.len()).unwrap_or(u32::MAX)
     }
 
+    /// The model turn under way, from 1, over suspensions and restarts (ruling 16).
+    pub(crate) fn turn(&self) -> u32 {
+        self.step_count().saturating_add(1)
+    }
+
     pub(super) fn chunk(&self, payload: Payload) -> RunEffect {
         RunEffect::Emit(Chunk::agent(&self.settings.run_id, payload))
     }
@@ -375,12 +401,15 @@ impl RunMachine {
             RunEvent::InputWaits => self.input_waits(&mut effects),
             RunEvent::ToolDone { index, outcome } => self.tool_done(index, outcome, now, &mut effects),
             RunEvent::Scored(verdict) => self.scored(verdict, now, &mut effects),
+            RunEvent::Delegated(record) => self.delegation = record,
+            RunEvent::IterationJudged(decision) => self.iteration_judged(decision, now, &mut effects),
             RunEvent::Abort => self.abort(now, &mut effects),
             RunEvent::TimedOut(error) => {
                 match self.phase {
                     Phase::Requesting => effects.push(RunEffect::CancelRequest),
                     Phase::Tools => effects.push(RunEffect::CancelTools),
                     Phase::Done | Phase::Committing(AfterCommit::End { .. }) => return effects,
+                    Phase::Judging(_) => self.leave_judging(&mut effects),
                     _ => {}
                 }
                 self.fail(error, now, &mut effects);

@@ -76,6 +76,7 @@ impl RunMachine {
                     })
                     .collect(),
                 usage: summary.usage.clone(),
+                sub_agent_usage: None,
                 object: self.object(),
             },
             messages: None,
@@ -106,9 +107,12 @@ impl RunMachine {
         self.last_metadata = summary.response.clone();
         self.steps.push(summary);
         self.judged.rejected = None;
+        let next = self.next_message_id.take();
         let failed = self.pending_verdict.take().is_some_and(|verdict| !verdict.passed);
         if failed && is_continued {
             self.message_id = format!("{}-{}", self.first_message_id, self.iteration).into();
+        } else if let Some(next) = next {
+            self.message_id = next;
         }
     }
 }
@@ -155,6 +159,7 @@ impl RunMachine {
                 text: self.answer_text(reason),
                 tool_calls,
                 usage: self.total_usage(),
+                sub_agent_usage: self.delegation.usage.clone(),
                 object: self.object(),
             },
             messages: None,
@@ -213,6 +218,7 @@ impl RunMachine {
             text: finish.output.text,
             finish_reason: finish.step_result.reason,
             usage: finish.output.usage,
+            sub_agent_usage: finish.output.sub_agent_usage,
             steps: self.steps.clone(),
             object: finish.output.object,
             used_fallback_value: self.structured.as_ref().is_some_and(Structured::used_fallback),

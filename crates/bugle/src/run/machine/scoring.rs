@@ -75,18 +75,12 @@ impl RunMachine {
             self.add_feedback(&verdict, now);
         }
         self.pending_verdict = Some(verdict);
-        if !goes_on {
-            if exhausted && self.settings.on_step_limit == OnStepLimit::FollowUp {
-                // What waits gets a run of its own (SIG-204).
-                self.seal_step(false, None);
-                let echoes = std::mem::take(&mut self.held_echoes);
-                return self.end_with(Ending::Finished, echoes, now, effects);
-            }
-            // The last look, since judging took a while (D4).
-            self.phase = Phase::Draining(DrainPoint::Last);
-            effects.push(RunEffect::Drain);
-            return;
-        }
+        let plan = if goes_on { Plan::Again } else { Plan::Last };
+        self.judge_iteration(plan, now, effects);
+    }
+
+    /// Another step, since the answer did not pass.
+    pub(super) fn score_again(&mut self, effects: &mut Effects) {
         self.iteration += 1;
         let was_answer = !self.wants_more();
         self.seal_step(true, None);
@@ -96,6 +90,18 @@ impl RunMachine {
         let echoes = std::mem::take(&mut self.held_echoes);
         self.phase = Phase::Committing(AfterCommit::NextStep { echoes });
         effects.push(RunEffect::Commit);
+    }
+
+    /// The end, after the last look, since judging took a while (D4).
+    pub(super) fn end_scored(&mut self, now: Timestamp, effects: &mut Effects) {
+        if self.at_limit() && self.settings.on_step_limit == OnStepLimit::FollowUp {
+            // What waits gets a run of its own (SIG-204).
+            self.seal_step(false, None);
+            let echoes = std::mem::take(&mut self.held_echoes);
+            return self.end_with(Ending::Finished, echoes, now, effects);
+        }
+        self.phase = Phase::Draining(DrainPoint::Last);
+        effects.push(RunEffect::Drain);
     }
 
     /// What the check found missing joins the conversation (SCO-042, SCO-043).

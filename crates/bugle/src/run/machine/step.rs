@@ -114,6 +114,7 @@ impl RunMachine {
     pub(super) fn request(&mut self, effects: &mut Effects) {
         self.response = Response::default();
         self.calls.clear();
+        self.iteration_judged = false;
         self.step_started = false;
         self.step_result = None;
         if let Some(structured) = &mut self.structured {
@@ -199,6 +200,9 @@ impl RunMachine {
             return self.boundary(now, effects);
         }
         self.calls = calls.into_iter().map(|call| CallState { call, outcome: None }).collect();
+        if self.last_turn {
+            return self.refuse_calls(now, effects);
+        }
         self.phase = Phase::Committing(AfterCommit::RunTools);
         effects.push(RunEffect::Commit);
     }
@@ -226,7 +230,8 @@ impl RunMachine {
     // The end of a step.
 
     pub(super) fn boundary(&mut self, now: Timestamp, effects: &mut Effects) {
-        if self.at_limit() && self.settings.on_step_limit == OnStepLimit::FollowUp {
+        let follow_up = self.at_limit() && self.settings.on_step_limit == OnStepLimit::FollowUp;
+        if follow_up || self.is_last_turn() {
             // What waits gets a run of its own with a fresh budget (SIG-204).
             self.phase = Phase::Draining(DrainPoint::Boundary);
             return self.after_boundary(false, Vec::new(), now, effects);
@@ -251,6 +256,9 @@ impl RunMachine {
 
     pub(super) fn after_boundary(&mut self, took_in: bool, echoes: Vec<Chunk>, now: Timestamp, effects: &mut Effects) {
         let waits_for_client = self.calls.iter().any(|state| matches!(state.outcome, Some(ToolOutcome::Client)));
+        if self.is_last_turn() {
+            return self.judge_iteration(Plan::End { took_in, cause: None, echoes }, now, effects);
+        }
         let more = self.wants_more() && !waits_for_client;
         if !took_in && !waits_for_client && self.is_scored(more) {
             self.held_echoes = echoes;
@@ -261,8 +269,7 @@ impl RunMachine {
         if took_in || more {
             return self.go_on(took_in, echoes, now, effects);
         }
-        self.seal_step(false, None);
-        self.end_with(Ending::Finished, echoes, now, effects);
+        self.judge_iteration(Plan::End { took_in: false, cause: None, echoes }, now, effects);
     }
 
     /// Which limit says that no step may follow.
@@ -280,33 +287,11 @@ impl RunMachine {
 
     /// Another step, unless a limit says no.
     pub(super) fn go_on(&mut self, took_in: bool, echoes: Vec<Chunk>, now: Timestamp, effects: &mut Effects) {
-        let Some(cause) = self.limit() else {
-            self.seal_step(true, None);
-            if took_in && let Some(result) = &mut self.step_result {
-                // Taken in although the model had finished (SIG-201).
-                if result.reason == FinishReason::Stop {
-                    result.reason = FinishReason::Other;
-                }
-                result.message_id = Some(self.message_id.clone());
-            }
-            self.phase = Phase::Committing(AfterCommit::NextStep { echoes });
-            effects.push(RunEffect::Commit);
-            return;
+        let plan = match self.limit() {
+            None => Plan::Next { took_in, echoes },
+            cause => Plan::End { took_in, cause, echoes },
         };
-        if took_in {
-            // Stored, and not answered (SIG-203, SIG-204).
-            let taken = self.to_consume.iter().map(|entry| entry.signal.id.clone());
-            self.unanswered.extend(taken);
-        }
-        let asked_for_tools = self.wants_more();
-        self.seal_step(false, asked_for_tools.then_some(cause));
-        if took_in
-            && let Some(result) = &mut self.step_result
-            && result.reason == FinishReason::Stop
-        {
-            result.reason = FinishReason::Other;
-        }
-        self.end_with(Ending::Finished, echoes, now, effects);
+        self.judge_iteration(plan, now, effects);
     }
 
     pub(super) fn reason(&self) -> FinishReason {

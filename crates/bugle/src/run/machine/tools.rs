@@ -59,7 +59,7 @@ impl RunMachine {
                     provider_executed: None,
                     provider_metadata: model_output.as_ref().map(model_output_metadata),
                 }),
-                Some(ToolOutcome::Failed(error)) => Payload::ToolError {
+                Some(ToolOutcome::Failed(error) | ToolOutcome::FailedAs { error, .. }) => Payload::ToolError {
                     tool_call_id: call.id.clone(),
                     tool_name: call.name.clone(),
                     args: Some(call.payload().args),
@@ -100,6 +100,11 @@ pub(super) fn settle(answer: Option<&mut StoredMessage>, id: &str, outcome: &Too
         ToolOutcome::Failed(error) => {
             call.state = ToolState::OutputError;
             call.error_text = Some(error.message.clone());
+        }
+        ToolOutcome::FailedAs { told, result, .. } => {
+            call.state = ToolState::OutputError;
+            call.error_text = Some(told.clone());
+            call.result = Some(result.clone());
         }
         _ => {}
     }

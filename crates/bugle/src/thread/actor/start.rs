@@ -87,6 +87,7 @@ impl Actor {
             inner: self.inner.clone(),
             streaming,
             delegated: false,
+            detached: None,
         };
         self.inner.hub.tasks.spawn(crate::run::drive(seed));
     }
