@@ -39,3 +39,12 @@ pub use run::{RunOptions, RunOutput};
 pub use runtime::{AgentHandle, Bugle};
 pub use signal::{Signal, SignalInput};
 pub use tool::Tool;
+
+/// The guides' examples, compiled and run.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/processors.md")]
+    struct Processors;
+    #[doc = include_str!("../../../docs/signals.md")]
+    struct Signals;
+}

@@ -18,6 +18,7 @@ pub mod builtin;
 pub mod catalog;
 mod context;
 pub mod lane;
+pub mod lanes;
 mod list;
 mod runner;
 

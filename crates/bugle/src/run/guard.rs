@@ -84,11 +84,7 @@ pub(super) async fn guard_first(
     let mut seen: Vec<StoredMessage> = messages.clone();
     seen.extend(entries.iter().map(|entry| entry.signal.to_stored(None, now)));
     let mut input = Input { messages: seen, ..Input::default() };
-    let stopped = match guard(runner, desk, watch, &mut input).await? {
-        Ok(()) => None,
-        Err(stopped) => Some(stopped),
-    };
-    if let Some((tripwire, error)) = stopped {
+    if let Err((tripwire, error)) = guard(runner, desk, watch, &mut input).await? {
         return Ok((RunEvent::Tripped { tripwire, error, inputs: entries, messages }, Vec::new()));
     }
     let (inputs, rejected, left) = sort_out(entries, input.messages);

@@ -312,7 +312,7 @@ fn reminder(path: &Path, text: String) -> SignalInput {
 
 #[async_trait]
 impl Processor for AgentsMd {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "agents-md-injector"
     }
 

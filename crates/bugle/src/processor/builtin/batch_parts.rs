@@ -48,7 +48,7 @@ fn release(cx: &mut Context<'_>, out: &mut Chunks) {
 
 #[async_trait]
 impl Processor for BatchParts {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "batch-parts"
     }
 

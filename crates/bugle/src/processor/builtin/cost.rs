@@ -110,7 +110,7 @@ impl TokenCostControl {
 
 #[async_trait]
 impl Processor for TokenCostControl {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "token-cost-control"
     }
 

@@ -47,7 +47,7 @@ impl ModelSelection {
 
 #[async_trait]
 impl Processor for ModelSelection {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "model-selection"
     }
 

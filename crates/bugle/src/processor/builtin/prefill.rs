@@ -30,7 +30,7 @@ fn is_prefill_error(failure: &ApiFailure) -> bool {
 
 #[async_trait]
 impl Processor for PrefillErrorHandler {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "prefill-error-handler"
     }
 

@@ -85,7 +85,7 @@ fn strip_ids(value: &mut crate::json::Value) {
 
 #[async_trait]
 impl Processor for ResponseCache {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "response-cache"
     }
 

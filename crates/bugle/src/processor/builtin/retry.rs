@@ -56,7 +56,7 @@ impl StreamErrorRetry {
 
 #[async_trait]
 impl Processor for StreamErrorRetry {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "stream-error-retry"
     }
 

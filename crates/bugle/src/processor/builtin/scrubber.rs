@@ -134,7 +134,7 @@ impl SystemPromptScrubber {
 
 #[async_trait]
 impl Processor for SystemPromptScrubber {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "system-prompt-scrubber"
     }
 

@@ -56,7 +56,7 @@ impl StructuredOutputProcessor {
 
 #[async_trait]
 impl Processor for StructuredOutputProcessor {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "structured-output"
     }
 

@@ -156,14 +156,18 @@ impl TokenLimiter {
                 return Err(refuse(left, "the run's own messages are too long"));
             };
             left = rest;
-            unit.iter().for_each(|turn| keep[*turn] = true);
+            for turn in unit {
+                keep[*turn] = true;
+            }
         }
         for (unit, _) in units.iter().rev().filter(|(_, protected)| !protected) {
             let cost: usize = unit.iter().copied().map(cost).sum();
             match left.checked_sub(cost) {
                 Some(rest) => {
                     left = rest;
-                    unit.iter().for_each(|turn| keep[*turn] = true);
+                    for turn in unit {
+                        keep[*turn] = true;
+                    }
                 }
                 None if self.trim == Trim::Contiguous => break,
                 None => {}
@@ -215,7 +219,7 @@ fn lane_turns(messages: &[StoredMessage], thread: &str, prompt: &[PromptMessage]
 
 #[async_trait]
 impl Processor for TokenLimiter {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "token-limiter"
     }
 

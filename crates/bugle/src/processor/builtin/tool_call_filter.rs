@@ -62,7 +62,7 @@ fn calls(message: &StoredMessage) -> impl Iterator<Item = String> {
 
 #[async_trait]
 impl Processor for ToolCallFilter {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "tool-call-filter"
     }
 

@@ -30,7 +30,7 @@ impl Default for TrailingAssistantGuard {
 
 #[async_trait]
 impl Processor for TrailingAssistantGuard {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "trailing-assistant-guard"
     }
 

@@ -73,7 +73,7 @@ fn collapse(text: &str) -> String {
 
 #[async_trait]
 impl Processor for UnicodeNormaliser {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "unicode-normalizer"
     }
 

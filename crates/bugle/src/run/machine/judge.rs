@@ -141,7 +141,7 @@ impl RunMachine {
             text: self.response.text(),
             reasoning: self.response.reasoning(),
             finish_reason: finish.as_ref().map_or(FinishReason::Other, |finish| finish.reason),
-            tool_calls: self.response.calls().map(|call| call.payload()).collect(),
+            tool_calls: self.response.calls().map(Call::payload).collect(),
             usage: finish.map(|finish| finish.usage).unwrap_or_default(),
             parts: self.response.parts(true, false, &model, now),
             provider_metadata: self.response.metadata.provider_metadata.clone(),

@@ -111,7 +111,7 @@ struct Count(u32);
 
 #[async_trait]
 impl Processor for Counting {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "counting"
     }
     fn hooks(&self) -> HookSet {
@@ -155,7 +155,7 @@ struct Shaping(u32, ScriptedModel);
 
 #[async_trait]
 impl Processor for Shaping {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "shaping"
     }
     fn hooks(&self) -> HookSet {
@@ -220,7 +220,7 @@ struct NoCalls;
 
 #[async_trait]
 impl Processor for NoCalls {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "no-calls"
     }
     fn hooks(&self) -> HookSet {
@@ -248,7 +248,7 @@ struct Editing;
 
 #[async_trait]
 impl Processor for Editing {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "editing"
     }
     fn hooks(&self) -> HookSet {
@@ -305,7 +305,7 @@ async fn proc_044_sig_240_input_during_step_hooks_prepares_the_same_step_again()
     struct Slow(Arc<Notify>, Arc<Notify>, Spy);
     #[async_trait]
     impl Processor for Slow {
-        fn id(&self) -> &str {
+        fn id(&self) -> &'static str {
             "slow"
         }
         fn hooks(&self) -> HookSet {
@@ -344,7 +344,7 @@ async fn proc_014_a_processor_may_answer_in_the_models_place() {
     struct Canned;
     #[async_trait]
     impl Processor for Canned {
-        fn id(&self) -> &str {
+        fn id(&self) -> &'static str {
             "canned"
         }
         fn hooks(&self) -> HookSet {
@@ -380,7 +380,7 @@ async fn sig_208_input_hooks_change_signals_and_leave_them_out() {
     struct Clean;
     #[async_trait]
     impl Processor for Clean {
-        fn id(&self) -> &str {
+        fn id(&self) -> &'static str {
             "clean"
         }
         fn hooks(&self) -> HookSet {

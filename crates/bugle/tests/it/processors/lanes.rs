@@ -223,7 +223,7 @@ struct Sending(Arc<Mutex<Vec<StateAnswer>>>);
 
 #[async_trait]
 impl Processor for Sending {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "sending"
     }
     fn hooks(&self) -> HookSet {
@@ -260,7 +260,7 @@ struct Counter(Arc<AtomicU32>);
 #[async_trait]
 impl Lane for Counter {
     type State = u32;
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "counter"
     }
     async fn current(&self, _: &mut Context<'_>) -> Outcome<Current<u32>> {

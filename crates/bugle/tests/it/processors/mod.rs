@@ -196,7 +196,7 @@ pub(crate) struct Shout;
 
 #[async_trait]
 impl Processor for Shout {
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "shout"
     }
     fn hooks(&self) -> HookSet {

@@ -110,7 +110,7 @@ async fn proc_085_data_chunks_for_clients() {
     struct Writing;
     #[async_trait::async_trait]
     impl Processor for Writing {
-        fn id(&self) -> &str {
+        fn id(&self) -> &'static str {
             "writing"
         }
         fn hooks(&self) -> HookSet {
