@@ -48,3 +48,8 @@ mod guides {
     #[doc = include_str!("../../../docs/signals.md")]
     struct Signals;
 }
+
+/// The guide's snippets are tested like the library's own.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/subagents.md")]
+pub struct SubagentsGuide;

@@ -196,6 +196,11 @@ impl Agent {
         &self.inner.default_options
     }
 
+    /// When its work is done, if somebody says so (SCO §3).
+    pub fn task_completion(&self) -> Option<&TaskCompletion> {
+        self.inner.task_completion.as_ref()
+    }
+
     /// Its input processors for this request context, in order.
     pub fn input_processors(&self, context: &RequestContext) -> Processors {
         self.inner.input_processors.resolve(context)

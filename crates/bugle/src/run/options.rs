@@ -15,7 +15,7 @@ use crate::{
     model::{ModelSettings, SharedModel},
     processor::{InputStep, Processors},
     run::{RunOutput, StepSummary},
-    scorer::TaskCompletion,
+    scorer::{LiveScorer, TaskCompletion},
     subagent::{Delegation, IterationHook},
 };
 
@@ -118,6 +118,9 @@ pub struct RunOptions {
     /// Called before each model request, after the input-step processors (PROC-043).
     #[serde(skip)]
     pub prepare_step: Option<PrepareStep>,
+    /// Score the run once it has ended, by key; replaces the agent's (SCO-080).
+    #[serde(skip)]
+    pub scorers: Option<IndexMap<String, LiveScorer>>,
     /// Aborts the run when it fires (SIG-311).
     #[serde(skip)]
     pub abort: Option<tokio_util::sync::CancellationToken>,
@@ -171,6 +174,7 @@ impl RunOptions {
             error_processors: either(&self.error_processors, &base.error_processors),
             max_processor_retries: self.max_processor_retries.or(base.max_processor_retries),
             prepare_step: either(&self.prepare_step, &base.prepare_step),
+            scorers: either(&self.scorers, &base.scorers),
             abort: either(&self.abort, &base.abort),
         }
     }
