@@ -19,11 +19,12 @@ use super::{
     completion::Completion,
     front::{Data, Document, Key, Node},
     models::{Models, Resolved},
+    processors::Lists,
 };
 use crate::{settings::Problem, text::nearest};
 
 /// Fields of this version.
-const KNOWN: [&str; 18] = [
+const KNOWN: [&str; 22] = [
     "id",
     "name",
     "description",
@@ -41,11 +42,14 @@ const KNOWN: [&str; 18] = [
     "onStepLimit",
     "delegation",
     "isTaskComplete",
+    "inputProcessors",
+    "outputProcessors",
+    "errorProcessors",
+    "maxProcessorRetries",
     "metadata",
 ];
 /// Fields that a later version has. With a value that asks for nothing they are taken.
-const LATER: [&str; 6] =
-    ["inputProcessors", "outputProcessors", "errorProcessors", "signals", "notifications", "backgroundTasks"];
+const LATER: [&str; 3] = ["signals", "notifications", "backgroundTasks"];
 /// Fields of `delegation`.
 const DELEGATION: [&str; 7] = [
     "hookErrorStrategy",
@@ -74,6 +78,7 @@ pub(super) struct Definition {
     /// Subagents by key; whether they exist is known once all files are read.
     pub(super) agents: IndexMap<String, Reference>,
     pub(super) completion: Option<Completion>,
+    pub(super) processors: Lists,
     pub(super) memory: Option<MemoryOptions>,
     pub(super) options: RunOptions,
     pub(super) interrupt: Interrupt,
@@ -104,6 +109,7 @@ impl Definition {
             tools: IndexMap::new(),
             agents: IndexMap::new(),
             completion: None,
+            processors: Lists::default(),
             memory: Some(MemoryOptions::default()),
             options: RunOptions::default(),
             interrupt: Interrupt::default(),
@@ -211,6 +217,12 @@ impl<'a> Reader<'a> {
                 if let Some(behavior) = self.typed(key, node, "save or followUp") {
                     self.definition.on_step_limit = behavior;
                 }
+            }
+            "inputProcessors" => self.definition.processors.input = self.processors(key, node),
+            "outputProcessors" => self.definition.processors.output = self.processors(key, node),
+            "errorProcessors" => self.definition.processors.error = self.processors(key, node),
+            "maxProcessorRetries" => {
+                self.definition.options.max_processor_retries = self.typed(key, node, "a whole number from 0");
             }
             name if LATER.contains(&name) => {
                 let value = node.value();

@@ -32,7 +32,9 @@ use std::sync::{
 use async_trait::async_trait;
 use bugle::{
     id::{MessageId, RunId, ThreadKey},
+    json::Value,
     message::{Resource, StoredMessage, Thread},
+    signal::LaneChange,
     storage::{
         Accept, Accepted, CloneThread, ClonedThread, Commit, Committed, InboxEnd, InboxEntry, Lease, LeaseClaim,
         MessageQuery, NewThread, NotificationStore, Page, ParkedQuery, ParkedRun, ProviderSubscriptions,
@@ -216,6 +218,24 @@ impl Storage for LibSql {
 
     async fn clone_thread(&self, clone: CloneThread) -> Result<ClonedThread, StorageError> {
         self.write(move |connection| threads::clone(connection, clone.clone())).await
+    }
+
+    async fn track_lanes(&self, thread_id: &str, changes: Vec<LaneChange>) -> Result<bool, StorageError> {
+        let thread_id = thread_id.to_owned();
+        self.write(move |connection| threads::track_lanes(connection, &thread_id, &changes)).await
+    }
+
+    async fn get_thread_state(&self, thread_id: &str, kind: &str) -> Result<Option<Value>, StorageError> {
+        let (thread_id, kind) = (thread_id.to_owned(), kind.to_owned());
+        self.read(move |connection| threads::get_state(connection, &thread_id, &kind)).await
+    }
+
+    async fn set_thread_state(&self, thread_id: &str, kind: &str, value: Option<Value>) -> Result<(), StorageError> {
+        if let Some(value) = &value {
+            rules::check_thread_state(value)?;
+        }
+        let (thread_id, kind) = (thread_id.to_owned(), kind.to_owned());
+        self.write(move |connection| threads::set_state(connection, &thread_id, &kind, value.as_ref())).await
     }
 
     async fn transfer_thread(&self, id: &str, resource_id: &str) -> Result<Thread, StorageError> {

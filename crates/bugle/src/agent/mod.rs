@@ -16,7 +16,7 @@ use crate::{
     memory::MemoryOptions,
     model::SharedModel,
     notification::DeliveryPolicy,
-    processor::SharedInputProcessor,
+    processor::Processors,
     provider::SharedProvider,
     run::RunOptions,
     scorer::TaskCompletion,
@@ -123,7 +123,10 @@ pub(crate) struct AgentInner {
     pub(crate) memory: Option<MemoryOptions>,
     pub(crate) default_options: RunOptions,
     pub(crate) max_retries: Option<u32>,
-    pub(crate) input_processors: Vec<SharedInputProcessor>,
+    pub(crate) input_processors: Dynamic<Processors>,
+    pub(crate) output_processors: Dynamic<Processors>,
+    pub(crate) error_processors: Dynamic<Processors>,
+    pub(crate) max_processor_retries: Option<u32>,
     pub(crate) task_completion: Option<TaskCompletion>,
     pub(crate) interrupt: Interrupt,
     pub(crate) on_step_limit: OnStepLimit,
@@ -208,9 +211,19 @@ impl Agent {
         self.inner.task_completion.as_ref()
     }
 
-    /// Its input processors' ids, in order.
-    pub fn input_processor_ids(&self) -> Vec<String> {
-        self.inner.input_processors.iter().map(|processor| processor.id().to_owned()).collect()
+    /// Its input processors for this request context, in order.
+    pub fn input_processors(&self, context: &RequestContext) -> Processors {
+        self.inner.input_processors.resolve(context)
+    }
+
+    /// Its output processors for this request context, in order.
+    pub fn output_processors(&self, context: &RequestContext) -> Processors {
+        self.inner.output_processors.resolve(context)
+    }
+
+    /// Its error processors for this request context, in order.
+    pub fn error_processors(&self, context: &RequestContext) -> Processors {
+        self.inner.error_processors.resolve(context)
     }
 
     /// Where it comes from.

@@ -106,7 +106,7 @@ impl AgentHandle {
         self.hand_over(target.into(), signal, InputMode::Queue).await
     }
 
-    async fn hand_over(&self, target: Target, signal: SignalInput, mode: InputMode) -> Result<Sent, Error> {
+    pub(super) async fn hand_over(&self, target: Target, signal: SignalInput, mode: InputMode) -> Result<Sent, Error> {
         let inner = &self.bugle.inner;
         if inner.is_draining() {
             return Err(Error::Draining);

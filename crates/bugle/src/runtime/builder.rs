@@ -126,6 +126,7 @@ impl BugleBuilder {
             suspended_ttl: self.suspended_ttl.unwrap_or(SUSPENDED_TTL),
             lease_ttl: self.lease_ttl.unwrap_or(Duration::from_secs(15)).max(Duration::from_millis(30)),
             notifications: notification::State::new(self.notifications),
+            lane_locks: Default::default(),
             draining: std::sync::atomic::AtomicBool::new(false),
             swept: parking_lot::Mutex::default(),
         });

@@ -11,7 +11,9 @@ use std::{
 use async_trait::async_trait;
 use bugle::{
     id::{MessageId, RunId, ThreadKey},
+    json::Value,
     message::{Resource, StoredMessage, Thread},
+    signal::LaneChange,
     storage::*,
     time::Timestamp,
 };
@@ -192,6 +194,16 @@ impl Storage for Faulty {
     async fn transfer_thread(&self, id: &str, resource_id: &str) -> Result<Thread, StorageError> {
         self.write("transfer_thread").await?;
         self.inner.transfer_thread(id, resource_id).await
+    }
+    async fn track_lanes(&self, thread_id: &str, changes: Vec<LaneChange>) -> Result<bool, StorageError> {
+        self.pass("track_lanes").await?;
+        self.inner.track_lanes(thread_id, changes).await
+    }
+    async fn get_thread_state(&self, thread_id: &str, kind: &str) -> Result<Option<Value>, StorageError> {
+        self.inner.get_thread_state(thread_id, kind).await
+    }
+    async fn set_thread_state(&self, thread_id: &str, kind: &str, value: Option<Value>) -> Result<(), StorageError> {
+        self.inner.set_thread_state(thread_id, kind, value).await
     }
     async fn list_messages(&self, query: MessageQuery) -> Result<Page<StoredMessage>, StorageError> {
         self.pass("list_messages").await?;

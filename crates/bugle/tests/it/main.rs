@@ -12,6 +12,7 @@ mod example;
 mod leftovers;
 mod r#loop;
 mod notifications;
+mod processors;
 mod runs;
 mod scorers;
 mod signals;
