@@ -8,4 +8,5 @@ mod codes;
 mod conversation;
 mod kill;
 mod lifecycle;
+mod subagents;
 mod support;
