@@ -260,6 +260,18 @@ impl Storage for Faulty {
         self.committed().await;
         done
     }
+    async fn parked_run(&self, run_id: &RunId) -> Result<Option<ParkedRun>, StorageError> {
+        self.inner.parked_run(run_id).await
+    }
+    async fn list_parked(&self, query: ParkedQuery) -> Result<Page<ParkedRun>, StorageError> {
+        self.inner.list_parked(query).await
+    }
+    async fn park(&self, run: ParkedRun) -> Result<(), StorageError> {
+        self.inner.park(run).await
+    }
+    async fn unpark(&self, run_id: &RunId) -> Result<bool, StorageError> {
+        self.inner.unpark(run_id).await
+    }
     async fn get_run(&self, run_id: &RunId) -> Result<Option<RunRecord>, StorageError> {
         self.pass("get_run").await?;
         self.inner.get_run(run_id).await

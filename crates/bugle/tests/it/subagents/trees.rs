@@ -229,6 +229,8 @@ struct Tree {
     agent: AgentHandle,
     thread: ThreadKey,
     deaths: usize,
+    /// At which turn the run is stopped, if it is.
+    abort_at: Option<usize>,
     aborted: bool,
     approved: BTreeSet<String>,
 }
@@ -294,7 +296,7 @@ impl Tree {
 
     /// Answers one of the calls that wait.
     async fn answer(&mut self, run: &Value) {
-        if self.rng.chance(5) {
+        if self.rng.chance(2) {
             self.aborted = true;
             let _ = self.agent.abort_thread(&self.thread, Default::default()).await;
             return;
@@ -340,7 +342,7 @@ impl Tree {
                 }
                 continue;
             }
-            if self.rng.chance(2) && !self.aborted {
+            if self.abort_at == Some(turns) {
                 self.aborted = true;
                 let store = self.store.clone();
                 tokio::select! {
@@ -410,7 +412,17 @@ impl Tree {
     }
 }
 
-async fn play(seed: u64) {
+/// What the trees have seen, so that none passes for having done nothing.
+#[derive(Debug, Default)]
+struct Seen {
+    ran: usize,
+    approved: usize,
+    deaths: usize,
+    aborted: usize,
+    exact: usize,
+}
+
+async fn play(seed: u64, seen: &mut Seen) {
     let mut tree = Tree::new(seed).await;
     tree.play().await;
     // Whatever is checked now is no matter of life and death.
@@ -419,6 +431,11 @@ async fn play(seed: u64) {
     tree.bugle.shutdown(Duration::ZERO).await;
     (tree.bugle, tree.agent) = Tree::process(&tree.top, &tree.oracle, &tree.store).await;
     tree.check().await;
+    seen.ran += tree.oracle.ran.lock().len();
+    seen.approved += tree.approved.len();
+    seen.deaths += tree.deaths;
+    seen.aborted += usize::from(tree.aborted);
+    seen.exact += usize::from(tree.deaths == 0 && !tree.aborted);
     let faults = tree.oracle.faults.lock().clone();
     assert!(
         faults.is_empty(),
@@ -440,12 +457,17 @@ fn random_trees_of_agents_keep_their_promises() {
         Some(seed) => seed..seed + 1,
         None => 0..number("BUGLE_TREES").unwrap_or(60),
     };
+    let (mut seen, count) = (Seen::default(), seeds.end - seeds.start);
     for seed in seeds {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
             // Virtual time: a tree that hangs is found at once.
-            let played = tokio::time::timeout(Duration::from_secs(3600), play(seed)).await;
+            let played = tokio::time::timeout(Duration::from_secs(3600), play(seed, &mut seen)).await;
             assert!(played.is_ok(), "seed {seed} hangs");
         });
     }
+    println!("{count} trees: {seen:?}");
+    let least =
+        [seen.ran / 10, seen.approved, seen.deaths, seen.aborted, seen.exact].into_iter().min().unwrap_or_default();
+    assert!(count < 60 || least > 0, "nothing was tried: {seen:?}");
 }
