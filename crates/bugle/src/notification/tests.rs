@@ -399,7 +399,10 @@ async fn notif_041_a_policy_can_be_written_as_json() {
     .unwrap();
     let courier = Noted { policy: Some(Arc::new(policy)), ..courier(false, woken) };
     let mail = taken(&courier, NewNotification { source: "mail".into(), ..ci("urgent") }).await;
-    assert_eq!((mail.deliver_at, mail.delivery_reason.as_deref()), (Timestamp::parse("2030-01-01T00:00:00Z"), Some("quiet")));
+    assert_eq!(
+        (mail.deliver_at, mail.delivery_reason.as_deref()),
+        (Timestamp::parse("2030-01-01T00:00:00Z"), Some("quiet"))
+    );
     assert_eq!(taken(&courier, ci("urgent")).await.status, "delivered");
     assert_eq!(taken(&courier, ci("high")).await.due_at(), None);
     for wrong in [json!({"default": "shout"}), json!({"priorities": {"hgih": "deliver"}}), json!({"other": 1})] {

@@ -4,6 +4,10 @@
 mod faulty;
 mod support;
 
+#[path = "../../examples/subagents.rs"]
+#[allow(dead_code, reason = "its main is the example's")]
+mod example;
+
 mod leftovers;
 mod r#loop;
 mod notifications;
