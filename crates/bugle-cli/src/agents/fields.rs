@@ -7,6 +7,7 @@ use bugle::{
     agent::{Interrupt, ModelEntry, OnStepLimit},
     json::{Object, Value},
     memory::MemoryOptions,
+    notification::DeliveryPolicy,
     subagent::Delegation,
     tool::Approval,
 };
@@ -24,7 +25,7 @@ use super::{
 use crate::{settings::Problem, text::nearest};
 
 /// Fields of this version.
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 23] = [
     "id",
     "name",
     "description",
@@ -46,10 +47,11 @@ const KNOWN: [&str; 22] = [
     "outputProcessors",
     "errorProcessors",
     "maxProcessorRetries",
+    "notifications",
     "metadata",
 ];
 /// Fields that a later version has. With a value that asks for nothing they are taken.
-const LATER: [&str; 3] = ["signals", "notifications", "backgroundTasks"];
+const LATER: [&str; 2] = ["signals", "backgroundTasks"];
 /// Fields of `delegation`.
 const DELEGATION: [&str; 7] = [
     "hookErrorStrategy",
@@ -83,6 +85,7 @@ pub(super) struct Definition {
     pub(super) options: RunOptions,
     pub(super) interrupt: Interrupt,
     pub(super) on_step_limit: OnStepLimit,
+    pub(super) notifications: Option<DeliveryPolicy>,
     pub(super) metadata: Option<Object>,
 }
 
@@ -114,6 +117,7 @@ impl Definition {
             options: RunOptions::default(),
             interrupt: Interrupt::default(),
             on_step_limit: OnStepLimit::default(),
+            notifications: None,
             metadata: None,
         }
     }
@@ -202,6 +206,7 @@ impl<'a> Reader<'a> {
             },
             "modelSettings" => self.definition.options.model_settings = self.map(key, node),
             "providerOptions" => self.definition.options.provider_options = self.map(key, node),
+            "notifications" => self.definition.notifications = self.map(key, node),
             "metadata" => self.definition.metadata = self.map(key, node),
             "toolChoice" => {
                 let what = "auto, none, required, or {type: tool, toolName: NAME}";

@@ -245,6 +245,9 @@ fn build(
     if let Some(memory) = &definition.memory {
         builder = builder.memory(MemoryOptions::clone(memory));
     }
+    if let Some(policy) = definition.notifications.clone() {
+        builder = builder.notifications(policy);
+    }
     let mut metadata = definition.metadata.clone();
     if settings.text("agents.default") == Some(&definition.id) {
         metadata.get_or_insert_default().insert(DEFAULT_MARK.into(), true.into());

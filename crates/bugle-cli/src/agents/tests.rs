@@ -126,6 +126,16 @@ fn what_this_version_lacks_is_refused_in_agent_files_too() {
     );
 }
 
+#[test]
+fn notif_041_a_file_may_say_how_notifications_are_delivered() {
+    let policy = "notifications: { default: persist, priorities: { urgent: deliver }, sources: { mail: { action: discard, reason: spam } } }";
+    assert_eq!(problems(&format!("---\n{policy}\n---\nHelp.")), Vec::<String>::new());
+    for wrong in ["{ default: shout }", "{ priorities: { hgih: deliver } }", "{ other: 1 }", "deliver"] {
+        let found = problems(&format!("---\nnotifications: {wrong}\n---\nHelp."));
+        assert!(found.len() == 1 && found[0].starts_with("agents/a.md:2:1: notifications: "), "{found:?}");
+    }
+}
+
 fn many(files: &[(&str, &str)]) -> (Vec<Served>, Vec<String>) {
     let (_directory, settings, models) = project(files, DEFAULT);
     let found = load(&settings, &models);

@@ -232,7 +232,8 @@ impl Reader<'_> {
                             subscriptions.push([resource, thread, external]);
                         }
                         _ => {
-                            self.wrong(row.span().start, format!("{what}: resource, thread and external-id are needed"))
+                            let message = format!("{what}: resource, thread and external-id are needed");
+                            self.wrong(row.span().start, message);
                         }
                     }
                 }

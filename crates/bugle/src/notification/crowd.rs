@@ -126,7 +126,7 @@ async fn crowd(lives: impl Fn(usize) -> usize) {
     assert_eq!(store.count(&pending).await.unwrap(), 0, "none is stuck");
     let delivered = NotificationQuery { statuses: vec!["delivered".into()], ..NotificationQuery::all() };
     assert_eq!(store.count(&delivered).await.unwrap(), RECORDS);
-    let sent = sent.lock();
+    let sent = sent.lock().clone();
     assert_eq!(sent.len(), RECORDS);
     let twice: Vec<_> = sent.iter().filter(|(_, times)| **times > 1).collect();
     assert!(twice.is_empty(), "sent twice: {twice:?}");

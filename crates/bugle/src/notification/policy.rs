@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fmt, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::{run::RunOptions, storage::NotificationRecord, time::Timestamp};
 
@@ -43,6 +43,32 @@ pub struct Decision {
     /// Options of the run that it wakes, unless the sender gives some (NOTIF-017).
     #[serde(skip)]
     pub stream_options: Option<Box<RunOptions>>,
+}
+
+impl<'de> Deserialize<'de> for Decision {
+    /// An action's name, or `{action, deliverAt?, summaryAt?, reason?}` (NOTIF-041).
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase", deny_unknown_fields)]
+        struct Full {
+            action: DeliveryAction,
+            deliver_at: Option<Timestamp>,
+            summary_at: Option<Timestamp>,
+            reason: Option<String>,
+        }
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "an action (deliver, queue, summarize, defer, persist, discard), or {action, …}")]
+        enum Written {
+            Name(DeliveryAction),
+            Full(Full),
+        }
+        Ok(match Written::deserialize(deserializer)? {
+            Written::Name(action) => action.into(),
+            Written::Full(Full { action, deliver_at, summary_at, reason }) => {
+                Self { action, deliver_at, summary_at, reason, stream_options: None }
+            }
+        })
+    }
 }
 
 impl From<DeliveryAction> for Decision {
@@ -95,12 +121,48 @@ type Decide = Arc<dyn Fn(DecideContext) -> BoxFuture<'static, Result<Option<Deci
 ///     });
 /// # let _ = policy;
 /// ```
-#[derive(Clone, Default)]
+///
+/// Its JSON form is `{default?, priorities?, sources?}`; a decision is the name of an action, or an object with it.
+#[derive(Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct DeliveryPolicy {
     default: Option<Decision>,
-    priorities: HashMap<String, Decision>,
+    priorities: Priorities,
     sources: HashMap<String, Decision>,
+    #[serde(skip)]
     decide: Option<Decide>,
+}
+
+/// Decisions by priority, none of which can be misspelt.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Priorities {
+    low: Option<Decision>,
+    medium: Option<Decision>,
+    high: Option<Decision>,
+    urgent: Option<Decision>,
+}
+
+impl Priorities {
+    fn of(&mut self, priority: &str) -> Option<&mut Option<Decision>> {
+        Some(match priority {
+            "low" => &mut self.low,
+            "medium" => &mut self.medium,
+            "high" => &mut self.high,
+            "urgent" => &mut self.urgent,
+            _ => return None,
+        })
+    }
+
+    fn get(&self, priority: &str) -> Option<&Decision> {
+        match priority {
+            "low" => self.low.as_ref(),
+            "medium" => self.medium.as_ref(),
+            "high" => self.high.as_ref(),
+            "urgent" => self.urgent.as_ref(),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Debug for DeliveryPolicy {
@@ -125,9 +187,11 @@ impl DeliveryPolicy {
         self
     }
 
-    /// The decision for a priority.
-    pub fn priority(mut self, priority: impl Into<String>, decision: impl Into<Decision>) -> Self {
-        self.priorities.insert(priority.into(), decision.into());
+    /// The decision for `low`, `medium`, `high` or `urgent`. Another priority does not exist, and changes nothing.
+    pub fn priority(mut self, priority: &str, decision: impl Into<Decision>) -> Self {
+        if let Some(held) = self.priorities.of(priority) {
+            *held = Some(decision.into());
+        }
         self
     }
 

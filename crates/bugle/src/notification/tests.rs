@@ -391,6 +391,26 @@ async fn notif_041_the_first_that_has_an_answer_decides() {
 }
 
 #[tokio::test]
+async fn notif_041_a_policy_can_be_written_as_json() {
+    let policy: DeliveryPolicy = serde_json::from_value(json!({
+        "default": "persist", "priorities": {"urgent": "deliver"},
+        "sources": {"mail": {"action": "defer", "deliverAt": "2030-01-01T00:00:00Z", "reason": "quiet"}},
+    }))
+    .unwrap();
+    let courier = Noted { policy: Some(Arc::new(policy)), ..courier(false, woken) };
+    let mail = taken(&courier, NewNotification { source: "mail".into(), ..ci("urgent") }).await;
+    assert_eq!(
+        (mail.deliver_at, mail.delivery_reason.as_deref()),
+        (Timestamp::parse("2030-01-01T00:00:00Z"), Some("quiet"))
+    );
+    assert_eq!(taken(&courier, ci("urgent")).await.status, "delivered");
+    assert_eq!(taken(&courier, ci("high")).await.due_at(), None);
+    for wrong in [json!({"default": "shout"}), json!({"priorities": {"hgih": "deliver"}}), json!({"other": 1})] {
+        assert!(serde_json::from_value::<DeliveryPolicy>(wrong.clone()).is_err(), "{wrong}");
+    }
+}
+
+#[tokio::test]
 async fn notif_043_a_summary_that_nobody_has_seen_is_replaced() {
     let courier = courier(true, woken);
     let mail = || NewNotification { source: "email".into(), ..ci("medium") };

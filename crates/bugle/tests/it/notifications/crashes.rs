@@ -38,7 +38,7 @@ async fn every_death(priorities: &[&str], told: &str) {
         assert!(sent.is_err() || records.len() == priorities.len(), "{what}: what was accepted is there");
         let thread = ThreadKey::new("user", "thread");
         let stored = storage.recent_messages(&thread, u32::MAX).await.unwrap();
-        let texts: Vec<String> = stored.iter().map(|message| message.joined_text()).collect();
+        let texts: Vec<String> = stored.iter().map(bugle::message::StoredMessage::joined_text).collect();
         let shown = texts.iter().filter(|text| text.starts_with(told)).count();
         if told == "github: " {
             for record in &records {
