@@ -160,6 +160,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`ProcessorError::Failed`] for a signal that breaks a rule of SIG §2, and in hooks that may not send (PROC-083).
+    #[allow(clippy::unused_async, reason = "awaiting it is what keeps the order, whoever shows the chunk")]
     pub async fn send_signal(&mut self, signal: SignalInput) -> Result<Signal, ProcessorError> {
         if matches!(self.hook, Hook::LlmRequest | Hook::LlmResponse | Hook::State) {
             return Err(ProcessorError::Failed(format!("{} cannot send signals", self.hook.name())));
@@ -176,6 +177,7 @@ impl Context<'_> {
     /// # Errors
     /// [`ProcessorError::Failed`] for state that breaks a rule of STATE §1, without memory, and in other hooks than
     /// `process_input_step` and `compute_state_signal`.
+    #[allow(clippy::unused_async, reason = "awaiting it is what keeps the order, whoever shows the chunk")]
     pub async fn send_state_signal(&mut self, state: StateInput) -> Result<StateAnswer, ProcessorError> {
         if !matches!(self.hook, Hook::InputStep | Hook::State) {
             return Err(ProcessorError::Failed(format!("{} cannot send state", self.hook.name())));
@@ -187,6 +189,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`ProcessorError::Failed`] in `process_input`, which has no stream yet, and for other types than `data-…`.
+    #[allow(clippy::unused_async, reason = "awaiting it is what keeps the order, whoever shows the chunk")]
     pub async fn write(&mut self, data: DataChunk) -> Result<(), ProcessorError> {
         if self.hook == Hook::Input {
             return Err(ProcessorError::Failed("processInput cannot write: the stream has not begun".to_owned()));

@@ -182,7 +182,7 @@ impl AgentHandle {
             // A run has told the lane something newer meanwhile: that stands.
             Ok(_) => {}
             Err(error) if taken => {
-                tracing::warn!(%error, lane, "a state was sent, but its lane could not be confirmed")
+                tracing::warn!(%error, lane, "a state was sent, but its lane could not be confirmed");
             }
             Err(error) => tracing::warn!(%error, lane, "a state was not taken, and its lane could not be put back"),
         }

@@ -1,6 +1,9 @@
 //! The browser an agent works with, as a lane (STATE-090 … STATE-095).
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt::{self, Write as _},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 use futures::future::BoxFuture;
@@ -151,13 +154,13 @@ impl Lane for Reader {
             }
         };
         if let Some(url) = &state.active_url {
-            text.push_str(&format!(" Active tab URL: {url}."));
+            let _ = write!(text, " Active tab URL: {url}.");
         }
         if let Some(title) = &state.page_title {
-            text.push_str(&format!(" Page title: {title}."));
+            let _ = write!(text, " Page title: {title}.");
         }
         if let Some(count) = state.tab_count {
-            text.push_str(&format!(" {}.", tabs(count)));
+            let _ = write!(text, " {}.", tabs(count));
         }
         self.dressed(Reading::text(text))
     }

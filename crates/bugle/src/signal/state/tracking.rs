@@ -1,5 +1,7 @@
 //! What the runtime keeps of a lane on its thread (STATE §3): under `metadata.mastra.stateSignals`, by lane.
 
+use std::fmt::Write as _;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -131,8 +133,12 @@ pub fn lane_key(cache_key: &str) -> String {
         return cache_key.to_owned();
     }
     let digest = Sha256::digest(cache_key.as_bytes());
-    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("sha256:{hex}")
+    let mut hashed = "sha256:".to_owned();
+    for byte in digest {
+        // Writing to a string cannot fail.
+        let _ = write!(hashed, "{byte:02x}");
+    }
+    hashed
 }
 
 /// The tracked lanes of a thread, in stored order (STATE-021).

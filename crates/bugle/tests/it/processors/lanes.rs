@@ -334,3 +334,109 @@ async fn state_006_a_raw_state_signal_is_plain_context() {
     let thread = world.storage.get_thread("thread").await.unwrap().unwrap();
     assert!(tracked_lanes(&thread).is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn state_096_prov_007_the_task_list_stays_in_view() {
+    use bugle::processor::lanes::{TaskLane, task_tools};
+    let write = Script::new()
+        .call("task_write", json!({"tasks": [{"content": "Pack"}, {"content": "Go", "status": "in_progress"}]}));
+    let complete = Script::new().call("task_complete", json!({"id": "task_go"}));
+    let world = world_with([write, complete, "done".into()], |agent| {
+        let agent = task_tools().into_iter().fold(agent, |agent, tool| agent.tool(tool));
+        agent.input_processor(LaneProcessor::new(TaskLane))
+    })
+    .await;
+    let ran = world.run("hi").await;
+    assert_eq!(ran.output.text, "done");
+    let whole = "<current-task-list count=\"2\">○ Pack {id: task_pack}\n▸ Go {id: task_go}</current-task-list>";
+    let change = "<task-list-update changes=\"1\">changed ✓ Go {id: task_go}</task-list-update>";
+    assert_eq!(
+        (world.asked(1), world.asked(2)),
+        (vec!["hi".into(), whole.into()], vec!["hi".into(), whole.into(), change.into()])
+    );
+    let results = ran.all("tool-result");
+    assert_eq!(results[1]["payload"]["result"]["open"], 1);
+    let kept = world.storage.get_thread_state("thread", "task").await.unwrap().unwrap();
+    assert_eq!(kept[1], json!({"id": "task_go", "content": "Go", "status": "completed"}));
+    // Without a thread nothing is stored.
+    let write = || Script::new().call("task_write", json!({"tasks": [{"content": "Pack"}]}));
+    let world = world_with([write(), "done".into()], |agent| {
+        task_tools().into_iter().fold(agent, |agent, tool| agent.tool(tool))
+    })
+    .await;
+    let ran = crate::r#loop::run_on(&world.agent, "hi", None, RunOptions::default()).await;
+    assert!(ran.payload("tool-error")["error"]["message"].as_str().unwrap().contains("nothing was stored"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_097_a_goal_is_told_whole_and_taken_back_once() {
+    use bugle::processor::lanes::{Goal, GoalLane, set_goal};
+    let model = ScriptedModel::recording();
+    let agent = builder("plain", &model).input_processor(LaneProcessor::new(GoalLane)).build().unwrap();
+    let world = world_of(model, [agent]).await;
+    world.run("hi").await;
+    let goal = |runs: u32| Goal {
+        objective: "Reach Oslo".into(),
+        status: "active".into(),
+        extra: json!({"runsUsed": runs}).as_object().unwrap().clone(),
+    };
+    set_goal(&world.bugle, &world.thread, Some(&goal(1))).await.unwrap();
+    world.run("one").await;
+    set_goal(&world.bugle, &world.thread, Some(&goal(2))).await.unwrap();
+    world.run("counters are no change").await;
+    set_goal(&world.bugle, &world.thread, None).await.unwrap();
+    world.run("two").await;
+    world.run("three").await;
+    let rows = world.stored().await;
+    let told: Vec<String> = rows
+        .iter()
+        .filter(|row| row.kind.as_deref() == Some("current-objective"))
+        .map(|row| json!(row)["content"]["metadata"]["signal"]["attributes"]["status"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(told, ["active", "none"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_090_092_093_094_the_browser_is_observed() {
+    use bugle::processor::lanes::BrowserLane;
+    let model = ScriptedModel::recording();
+    let agent = builder("plain", &model).input_processor(BrowserLane::new()).build().unwrap();
+    let world = world_of(model, [agent]).await;
+    let mut told = Vec::new();
+    for browser in [
+        json!(null),
+        json!({"isOpen": false}),
+        json!({"provider": "x", "currentUrl": "https://example.com", "tabCount": 3}),
+        json!({"provider": "x", "currentUrl": "https://example.com", "tabCount": 3}),
+        json!({"provider": "x", "currentUrl": "https://example.com/1", "tabCount": 1}),
+        json!({"provider": "x", "isOpen": false}),
+        json!({"provider": "x", "isOpen": false}),
+    ] {
+        let mut options = RunOptions::default();
+        if !browser.is_null() {
+            options.request_context.set("browser", browser);
+        }
+        let before = states(&world).await.len();
+        world.run_with("go", options).await;
+        told.push(states(&world).await.split_off(before).join("|"));
+    }
+    assert_eq!(
+        told,
+        [
+            "",
+            "",
+            "Browser is open. Active tab URL: https://example.com. 3 open tabs.",
+            "",
+            "changed: user changed active tab URL to https://example.com/1; 1 open tab",
+            "changed: user closed the browser",
+            ""
+        ]
+    );
+    let system = json!(world.model.requests()[2].prompt).to_string();
+    assert!(system.contains("automatic observations"), "STATE-091");
+    let rows = world.stored().await;
+    let row = json!(rows.iter().find(|row| row.kind.as_deref() == Some("state")).unwrap());
+    let signal = &row["content"]["metadata"]["signal"];
+    assert_eq!(signal["attributes"], json!({"type": "browser"}), "STATE-095");
+    assert!(signal["metadata"]["updated"].is_string());
+}

@@ -1,6 +1,7 @@
 //! Processors and state lanes in running agents (PROC, STATE).
 
 mod built_ins;
+mod fuzz;
 mod hooks;
 mod lanes;
 mod outside;

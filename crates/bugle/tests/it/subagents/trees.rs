@@ -243,8 +243,10 @@ impl Tree {
         let store = Faulty::new();
         let (bugle, agent) = Self::process(&top, &oracle, &store).await;
         let thread = ThreadKey::new("user", "thread");
+        let abort_at = rng.chance(15).then(|| rng.below(6));
         let mut tree = Self {
             rng,
+            abort_at,
             top,
             oracle,
             store,
