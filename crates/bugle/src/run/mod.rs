@@ -26,7 +26,7 @@ pub(crate) mod transcript;
 pub(crate) use driver::give_back;
 pub(crate) use driver::{Claimed, Resolution, ResumeSeed, parked_of};
 pub(crate) use driver::{RunSeed, SeedKind, aborted_direct, drive, failed_direct};
-pub(crate) use machine::{ToolOutcome, ToolRun};
+pub(crate) use machine::ToolOutcome;
 pub use options::*;
 pub use output::*;
 pub(crate) use parked::DelegatedResume;

@@ -5,7 +5,7 @@ use super::*;
 
 impl Driver {
     pub(super) fn start_tools(&mut self, runs: Vec<ToolRun>) {
-        let here = runs.iter().any(|run| self.prepared.tools.runs_here(&run.name));
+        let here = runs.iter().any(|run| self.hooks.tools.runs_here(&run.name));
         self.tool_messages = if here { self.machine.transcript().messages().into() } else { Arc::default() };
         self.sequential = self.prepared.tools.is_sequential(&runs);
         self.waiting_tools = runs.into();
@@ -32,7 +32,7 @@ impl Driver {
                 runtime: Bugle { inner: self.inner.clone() },
                 scope: scope.clone(),
             };
-            let tools = self.prepared.tools.clone();
+            let tools = self.hooks.tools.clone();
             self.running_tools.push(run.index);
             let index = run.index;
             self.tools.spawn(async move {
@@ -87,14 +87,14 @@ impl Driver {
         // A task that was cut off has been answered for already.
         if let Ok((index, outcome)) = done {
             self.running_tools.retain(|running| *running != index);
+            if let Some(record) = self.delegations.take_change() {
+                events.push_back(RunEvent::Delegated(record));
+            }
             if self.sequential && matches!(outcome, ToolOutcome::Parked(_)) {
                 // What comes after it waits for the decision (LOOP-095).
                 for run in std::mem::take(&mut self.waiting_tools) {
                     events.push_back(RunEvent::ToolDone { index: run.index, outcome: ToolOutcome::NotStarted });
                 }
-            }
-            if let Some(record) = self.delegations.take_change() {
-                events.push_back(RunEvent::Delegated(record));
             }
             events.push_back(RunEvent::ToolDone { index, outcome });
         }

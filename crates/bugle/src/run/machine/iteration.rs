@@ -239,9 +239,9 @@ impl RunMachine {
 
     /// A model called tools in a turn that offers none: nothing runs, and the calls have results all the same.
     pub(super) fn refuse_calls(&mut self, now: Timestamp, effects: &mut Effects) {
-        for index in 0..self.calls.len() {
+        for at in 0..self.calls.len() {
             let error = ErrorInfo::new("ToolNotOffered", "no tools are offered in this turn");
-            self.settle(index, ToolOutcome::Failed(error));
+            self.settle(at, ToolOutcome::Failed(error));
         }
         self.show_results(effects);
         self.boundary(now, effects);
