@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up fails")]
 
+mod approvals;
 mod clients;
 mod codes;
 mod conversation;
 mod kill;
 mod lifecycle;
+mod subagents;
 mod support;

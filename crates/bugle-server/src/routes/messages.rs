@@ -1,7 +1,7 @@
 //! Input of a thread: messages, signals, and what waits (HTTP §6).
 
 use bugle::{
-    Error, RunOptions, SignalInput, ThreadKey,
+    Error, SignalInput, ThreadKey,
     json::{Object, Value, json},
     runtime::{
         Action, ActiveBehavior, CancelSelector, EditInput, IdleBehavior, IfActive, IfIdle, Message, Outcome, PromoteTo,
@@ -18,7 +18,7 @@ use crate::{
     call::{Call, flag, object, text},
     error::{Failure, Place},
     fields,
-    run_fields::{read_input, run_options},
+    run_fields::run_options,
     shape::Issue,
 };
 
@@ -27,7 +27,6 @@ pub(super) const ROUTES: &[Route] = &[
     route!(Post "/agents/{agentId}/queue-message" "Text of a person, for a run of its own", queue_message, body: fields::SEND_MESSAGE),
     route!(Post "/agents/{agentId}/signals" "Context made by a system, seen now", send_signal, body: fields::SEND_SIGNAL),
     route!(Post "/agents/{agentId}/queue-signal" "Context made by a system, for a run of its own", queue_signal, body: fields::SEND_SIGNAL),
-    route!(Post "/agents/{agentId}/send-tool-approval" "Answers a call that waits for a person, or hands over results of client tools", tool_approval, body: fields::TOOL_APPROVAL),
     route!(Get "/agents/{agentId}/threads/pending" "Input that waits, in order", pending, query: fields::THREAD_QUERY),
     route!(Post "/agents/{agentId}/cancel-queued-messages" "Takes back input that waits", cancel, body: fields::CANCEL),
     route!(Post "/agents/{agentId}/promote-queued-message" "Moves a queued message into the running loop or to the front", promote, body: fields::PROMOTE),
@@ -94,6 +93,20 @@ fn target(call: &Call) -> Result<Target, Failure> {
     if !issues.is_empty() {
         return Err(Failure::invalid(Place::Body, issues));
     }
+    let (if_active, if_idle) = branches(call)?;
+    Ok(Target {
+        request_context: Some(call.request_context(None)),
+        thread,
+        run_id: run_id.map(Into::into),
+        if_active,
+        if_idle,
+        queue_owner_id: None,
+    })
+}
+
+/// What the input does while a run is active, and while none is.
+pub(super) fn branches(call: &Call) -> Result<(IfActive, IfIdle), Failure> {
+    let body = &call.body;
     let empty = Object::new();
     let active = object(body, "ifActive").unwrap_or(&empty);
     let idle = object(body, "ifIdle").unwrap_or(&empty);
@@ -105,21 +118,17 @@ fn target(call: &Call) -> Result<Target, Failure> {
         // Those of the run it waits behind, if there is one (SIG-252).
         None => None,
     };
-    Ok(Target {
-        request_context: Some(call.request_context(None)),
-        thread,
-        run_id: run_id.map(Into::into),
-        if_active: IfActive {
+    Ok((
+        IfActive {
             behavior: typed::<ActiveBehavior>(active, "behavior").unwrap_or_default(),
             attributes: attributes(active),
         },
-        if_idle: IfIdle {
+        IfIdle {
             behavior: typed::<IdleBehavior>(idle, "behavior").unwrap_or_default(),
             attributes: attributes(idle),
             options,
         },
-        queue_owner_id: None,
-    })
+    ))
 }
 
 /// The thread of a target that names a run: as the request says, else as the run says. A caller who is bound to a
@@ -184,26 +193,6 @@ fn attributes(fields: &Object) -> Option<Attributes> {
 /// A text of a fixed set, which the shape has checked.
 fn typed<T: DeserializeOwned>(fields: &Object, name: &str) -> Option<T> {
     fields.get(name).and_then(|value| serde_json::from_value(value.clone()).ok())
-}
-
-/// HTTP-093: results of client tools go on in a run of their own.
-async fn tool_approval(call: Call) -> Answer {
-    let agent = call.agent()?;
-    let thread = call.named_thread(&call.body)?;
-    call.check_writable(&thread).await?;
-    let approved = flag(&call.body, "approved").unwrap_or(false);
-    let messages = call.body.get("messages").filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
-    let Some(messages) = messages.filter(|_| approved) else {
-        return Err(Failure::unsupported("This server does not hold tool calls for approval yet."));
-    };
-    let input = read_input("messages", messages)?;
-    let options = match object(&call.body, "streamOptions") {
-        Some(fields) => run_options(&call, fields).map_err(|failure| failure.under("streamOptions"))?,
-        None => RunOptions { request_context: call.request_context(None), ..RunOptions::default() },
-    };
-    let run_id = agent.continue_with_messages(&thread, input, options).await?;
-    let tool_call_id = text(&call.body, "toolCallId");
-    Ok(answer(json!({"accepted": true, "runId": run_id, "toolCallId": tool_call_id})))
 }
 
 /// HTTP-240.

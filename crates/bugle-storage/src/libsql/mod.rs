@@ -17,6 +17,7 @@ mod network;
 mod notifications;
 mod open;
 mod parked;
+mod providers;
 mod schema;
 mod threads;
 mod worker;
@@ -31,11 +32,13 @@ use std::sync::{
 use async_trait::async_trait;
 use bugle::{
     id::{MessageId, RunId, ThreadKey},
+    json::Value,
     message::{Resource, StoredMessage, Thread},
+    signal::LaneChange,
     storage::{
         Accept, Accepted, CloneThread, ClonedThread, Commit, Committed, InboxEnd, InboxEntry, Lease, LeaseClaim,
-        MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange,
-        RunChange, RunRecord, Storage, StorageError, ThreadQuery, ThreadUpdate, rules,
+        MessageQuery, NewThread, NotificationStore, Page, ParkedQuery, ParkedRun, ProviderSubscriptions,
+        ResourceChange, RunChange, RunRecord, Storage, StorageError, ThreadQuery, ThreadUpdate, rules,
     },
     time::Timestamp,
 };
@@ -217,6 +220,24 @@ impl Storage for LibSql {
         self.write(move |connection| threads::clone(connection, clone.clone())).await
     }
 
+    async fn track_lanes(&self, thread_id: &str, changes: Vec<LaneChange>) -> Result<bool, StorageError> {
+        let thread_id = thread_id.to_owned();
+        self.write(move |connection| threads::track_lanes(connection, &thread_id, &changes)).await
+    }
+
+    async fn get_thread_state(&self, thread_id: &str, kind: &str) -> Result<Option<Value>, StorageError> {
+        let (thread_id, kind) = (thread_id.to_owned(), kind.to_owned());
+        self.read(move |connection| threads::get_state(connection, &thread_id, &kind)).await
+    }
+
+    async fn set_thread_state(&self, thread_id: &str, kind: &str, value: Option<Value>) -> Result<(), StorageError> {
+        if let Some(value) = &value {
+            rules::check_thread_state(value)?;
+        }
+        let (thread_id, kind) = (thread_id.to_owned(), kind.to_owned());
+        self.write(move |connection| threads::set_state(connection, &thread_id, &kind, value.as_ref())).await
+    }
+
     async fn transfer_thread(&self, id: &str, resource_id: &str) -> Result<Thread, StorageError> {
         let (id, resource_id) = (id.to_owned(), resource_id.to_owned());
         self.write(move |connection| threads::transfer(connection, &id, &resource_id)).await
@@ -380,17 +401,16 @@ impl Storage for LibSql {
         self.look(move |connection| inbox::last_event(connection, &thread)).await
     }
 
-    async fn create_notification(&self, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
-        let stored = record.clone();
-        self.write(move |connection| notifications::create(connection, &stored)).await?;
-        Ok(record)
+    async fn lease_holder(&self, thread: &ThreadKey) -> Result<Option<String>, StorageError> {
+        let (thread, watch) = (thread.clone(), self.inner.watch.clone());
+        self.read(move |connection| inbox::lease_holder(connection, &watch, &thread)).await
     }
 
-    async fn list_notifications(&self, query: NotificationQuery) -> Result<Vec<NotificationRecord>, StorageError> {
-        self.read(move |connection| notifications::list(connection, &query)).await
+    fn notifications(&self) -> Option<&dyn NotificationStore> {
+        Some(self)
     }
 
-    async fn update_notification(&self, record: NotificationRecord) -> Result<bool, StorageError> {
-        self.write(move |connection| notifications::update(connection, &record)).await
+    fn provider_subscriptions(&self) -> Option<&dyn ProviderSubscriptions> {
+        Some(self)
     }
 }

@@ -29,14 +29,23 @@ const INDEXES: &[(&str, &str)] = &[
     ),
     ("idx_bugle_threads_resource", "ON mastra_threads (\"resourceId\", \"createdAt\", id)"),
     ("idx_bugle_inbox_waiting", "ON bugle_inbox (resource, thread, position) WHERE state = 0"),
+    ("idx_bugle_notifications_id", "ON mastra_notifications (\"threadId\", id)"),
+    (
+        "idx_bugle_notifications_summary",
+        "ON mastra_notifications (status, \"summaryAt\") WHERE \"summaryAt\" IS NOT NULL",
+    ),
+    ("idx_bugle_notifications_resource", "ON mastra_notifications (\"resourceId\", \"updatedAt\")"),
+    ("idx_bugle_subscriptions_thread", "ON bugle_subscriptions (thread)"),
     ("idx_bugle_runs_thread", "ON bugle_runs (thread, resource)"),
 ];
 
 /// Indexes of ours that earlier versions made and that cost more than they gave.
 const DROPPED: &[&str] = &["idx_bugle_messages_order"];
 
-const UNIQUE_INDEXES: &[(&str, &str)] =
-    &[("idx_channel_installations_webhook", "ON mastra_channel_installations (\"webhookId\")")];
+const UNIQUE_INDEXES: &[(&str, &str)] = &[
+    ("idx_channel_installations_webhook", "ON mastra_channel_installations (\"webhookId\")"),
+    ("idx_bugle_subscriptions_key", "ON bugle_subscriptions (provider_id, external, agent_id, resource, thread)"),
+];
 
 struct Table {
     name: &'static str,
@@ -163,6 +172,6 @@ mod tests {
         connection.execute_batch("CREATE INDEX idx_bugle_messages_order ON mastra_messages (thread_id)").unwrap();
         complete(&connection).unwrap();
         assert_eq!(missing(&connection).unwrap(), Missing::default(), "what earlier versions made is taken away");
-        assert_eq!(tables().len(), 18);
+        assert_eq!(tables().len(), 20);
     }
 }

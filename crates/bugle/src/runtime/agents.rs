@@ -106,7 +106,7 @@ impl AgentHandle {
         self.hand_over(target.into(), signal, InputMode::Queue).await
     }
 
-    async fn hand_over(&self, target: Target, signal: SignalInput, mode: InputMode) -> Result<Sent, Error> {
+    pub(super) async fn hand_over(&self, target: Target, signal: SignalInput, mode: InputMode) -> Result<Sent, Error> {
         let inner = &self.bugle.inner;
         if inner.is_draining() {
             return Err(Error::Draining);
@@ -346,10 +346,14 @@ impl AgentHandle {
     /// [`Error::Storage`] if the thread belongs to another resource.
     pub async fn abort_thread(&self, thread: &ThreadKey, options: AbortOptions) -> Result<bool, Error> {
         self.check_owner(thread).await?;
-        match self.bugle.inner.hub.existing(thread) {
-            Some(found) => found.abort(options).await.or(Ok(false)),
-            None => Ok(false),
+        let expected = options.expected_run_id.clone();
+        if let Some(found) = self.bugle.inner.hub.existing(thread)
+            && found.abort(options).await.unwrap_or(false)
+        {
+            return Ok(true);
         }
+        // A run may wait for a person that no actor knows of: after a restart, or by its age (SIG-310).
+        self.abort_parked(thread, expected.as_ref()).await
     }
 
     /// Takes back waiting input; gives the ids that this call removed, in request order (SIG §13).
@@ -447,13 +451,17 @@ impl AgentHandle {
         }
     }
 
-    async fn ask<T>(&self, thread: &ThreadKey, letter: impl FnOnce(oneshot::Sender<T>) -> Letter) -> Result<T, Error> {
+    pub(super) async fn ask<T>(
+        &self,
+        thread: &ThreadKey,
+        letter: impl FnOnce(oneshot::Sender<T>) -> Letter,
+    ) -> Result<T, Error> {
         let inner = &self.bugle.inner;
         inner.hub.ask(inner, thread, letter).await
     }
 
     /// A stored thread belongs to one resource; one without is anybody's (SIG-363, SIG-364).
-    async fn check_owner(&self, thread: &ThreadKey) -> Result<(), Error> {
+    pub(super) async fn check_owner(&self, thread: &ThreadKey) -> Result<(), Error> {
         let Some(stored) = self.bugle.inner.storage.get_thread(&thread.thread_id).await? else { return Ok(()) };
         let given = thread.resource_id.as_deref().unwrap_or_default();
         if stored.resource_id.is_empty() || stored.resource_id == given {
@@ -468,7 +476,7 @@ impl AgentHandle {
 }
 
 /// Stops the run when its caller goes away.
-struct StopOnDrop(Option<Arc<RunShared>>);
+pub(super) struct StopOnDrop(pub(super) Option<Arc<RunShared>>);
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
