@@ -180,6 +180,12 @@ impl From<Error> for Failure {
             }
             Error::RunIdTaken { run_id } => Self::conflict(text).with_run(&run_id),
             Error::Draining | Error::OwnedElsewhere { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
+            Error::State(error) => match error.code {
+                "state_thread_not_found" => Self::unknown_thread(),
+                "thread_resource_mismatch" => Self::foreign_thread(),
+                "state_conflict" | "state_stale_base" => Self::conflict(text),
+                _ => Self::bad_request(text),
+            },
             Error::Storage(error) => error.into(),
             Error::NotificationsUnsupported(_) => Self::unsupported(text),
             // A caller's mistake is never 5xx: the client would send it again (HTTP-013).

@@ -65,6 +65,16 @@ static VERSIONS: Shape = Shape::Fields(&[
     ),
     optional("defaultStatus", &Shape::OneOf(&["draft", "published"])),
 ]);
+/// What of the delegation options is data (SUB §7).
+static DELEGATION: Shape = Shape::Fields(&[
+    optional("hookErrorStrategy", &Shape::OneOf(&["warn", "throw"])),
+    optional("includeSubAgentToolResultsInModelContext", FLAG),
+    optional("enableResultReferences", FLAG),
+    optional("inheritMemory", FLAG),
+    optional("includeParentSystem", FLAG),
+    optional("maxDepth", &Shape::Whole(0)),
+    optional("threadScope", &Shape::OneOf(&["call", "run", "parentThread", "shared"])),
+]);
 static UNTIL_IDLE: Shape = Shape::Either(&[FLAG, &Shape::Fields(&[optional("maxIdleMs", &Shape::Whole(1))])]);
 
 macro_rules! run_fields {
@@ -82,6 +92,8 @@ macro_rules! run_fields {
             optional("toolChoice", &TOOL_CHOICE),
             optional("requireToolApproval", FLAG),
             optional("toolCallConcurrency", &Shape::Whole(1)),
+            optional("autoResumeSuspendedTools", FLAG),
+            optional("delegation", &DELEGATION),
             optional("clientTools", &Shape::Map(&CLIENT_TOOL)),
             optional("structuredOutput", &STRUCTURED_OUTPUT),
             optional("versions", &VERSIONS),

@@ -126,6 +126,9 @@ pub enum Error {
         /// Who owns it.
         owner: String,
     },
+    /// The state of a lane was refused (STATE-003, STATE-004, STATE-041, STATE-042, STATE-081, STATE-082).
+    #[error(transparent)]
+    State(#[from] crate::signal::StateError),
     /// The store refused or failed.
     #[error(transparent)]
     Storage(#[from] StorageError),

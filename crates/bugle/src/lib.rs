@@ -42,6 +42,15 @@ pub use runtime::{AgentHandle, Bugle};
 pub use signal::{Signal, SignalInput};
 pub use tool::Tool;
 
+/// The guides' examples, compiled and run.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/processors.md")]
+    struct Processors;
+    #[doc = include_str!("../../../docs/signals.md")]
+    struct Signals;
+}
+
 /// The guide's snippets are tested like the library's own.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/subagents.md")]

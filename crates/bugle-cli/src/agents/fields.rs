@@ -20,11 +20,12 @@ use super::{
     completion::Completion,
     front::{Data, Document, Key, Node},
     models::{Models, Resolved},
+    processors::Lists,
 };
 use crate::{settings::Problem, text::nearest};
 
 /// Fields of this version.
-const KNOWN: [&str; 19] = [
+const KNOWN: [&str; 23] = [
     "id",
     "name",
     "description",
@@ -42,11 +43,15 @@ const KNOWN: [&str; 19] = [
     "onStepLimit",
     "delegation",
     "isTaskComplete",
+    "inputProcessors",
+    "outputProcessors",
+    "errorProcessors",
+    "maxProcessorRetries",
     "notifications",
     "metadata",
 ];
 /// Fields that a later version has. With a value that asks for nothing they are taken.
-const LATER: [&str; 5] = ["inputProcessors", "outputProcessors", "errorProcessors", "signals", "backgroundTasks"];
+const LATER: [&str; 2] = ["signals", "backgroundTasks"];
 /// Fields of `delegation`.
 const DELEGATION: [&str; 7] = [
     "hookErrorStrategy",
@@ -75,6 +80,7 @@ pub(super) struct Definition {
     /// Subagents by key; whether they exist is known once all files are read.
     pub(super) agents: IndexMap<String, Reference>,
     pub(super) completion: Option<Completion>,
+    pub(super) processors: Lists,
     pub(super) memory: Option<MemoryOptions>,
     pub(super) options: RunOptions,
     pub(super) interrupt: Interrupt,
@@ -106,6 +112,7 @@ impl Definition {
             tools: IndexMap::new(),
             agents: IndexMap::new(),
             completion: None,
+            processors: Lists::default(),
             memory: Some(MemoryOptions::default()),
             options: RunOptions::default(),
             interrupt: Interrupt::default(),
@@ -215,6 +222,12 @@ impl<'a> Reader<'a> {
                 if let Some(behavior) = self.typed(key, node, "save or followUp") {
                     self.definition.on_step_limit = behavior;
                 }
+            }
+            "inputProcessors" => self.definition.processors.input = self.processors(key, node),
+            "outputProcessors" => self.definition.processors.output = self.processors(key, node),
+            "errorProcessors" => self.definition.processors.error = self.processors(key, node),
+            "maxProcessorRetries" => {
+                self.definition.options.max_processor_retries = self.typed(key, node, "a whole number from 0");
             }
             name if LATER.contains(&name) => {
                 let value = node.value();
@@ -508,14 +521,13 @@ impl<'a> Reader<'a> {
     }
 }
 
+static INBOX: LazyLock<Tool> = LazyLock::new(bugle::notification::notification_inbox_tool);
 /// What a file says of one of its tools.
 #[derive(Default)]
 struct ToolOptions {
     description: Option<String>,
     approval: Option<bool>,
 }
-
-static INBOX: LazyLock<Tool> = LazyLock::new(bugle::notification::notification_inbox_tool);
 
 fn is_id(id: &str) -> bool {
     id.len() <= 63

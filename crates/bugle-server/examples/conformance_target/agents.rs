@@ -8,7 +8,7 @@ use bugle::{
     agent::AgentBuilder,
     memory::MemoryOptions,
     model::SharedModel,
-    processor::{InputProcessor, ProcessInput, ProcessorError},
+    processor::{Context, Hook, HookSet, Input, Outcome, Processor, ProcessorError},
     scorer::{Score, Scorer, ScorerError, ScorerInput, TaskCompletion},
 };
 
@@ -87,12 +87,16 @@ impl Scorer for HasDone {
 struct NoForbidden;
 
 #[async_trait]
-impl InputProcessor for NoForbidden {
+impl Processor for NoForbidden {
     fn id(&self) -> &'static str {
         "no-forbidden"
     }
 
-    async fn process_input(&self, input: &mut ProcessInput<'_>) -> Result<(), ProcessorError> {
+    fn hooks(&self) -> HookSet {
+        HookSet::of(&[Hook::Input])
+    }
+
+    async fn process_input(&self, _: &mut Context<'_>, input: &mut Input) -> Outcome {
         if input.messages.iter().any(|message| message.joined_text().contains("forbidden")) {
             return Err(ProcessorError::tripwire("forbidden word"));
         }

@@ -26,7 +26,7 @@ use bugle::{
 use futures::future::BoxFuture;
 
 use crate::{
-    call::{App, Call},
+    call::{App, Call, Resumed},
     dispatch::dispatch,
     error::{Failure, Place},
     front::front,
@@ -126,7 +126,7 @@ pub(crate) fn table() -> impl Iterator<Item = &'static Route> {
 /// Mount it, merge it, or hand it to [`serve`](crate::serve).
 pub fn router(bugle: Bugle, options: ServerOptions) -> Router {
     let document = document(&options).to_string().into();
-    let app = Arc::new(App { bugle, options, document });
+    let app = Arc::new(App { bugle, options, document, resumed: Resumed::default() });
     let mut by_path: indexmap::IndexMap<&str, MethodRouter<Arc<App>>> = indexmap::IndexMap::new();
     for route in table() {
         let state = app.clone();

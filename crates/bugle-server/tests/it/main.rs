@@ -5,6 +5,7 @@
 mod auth;
 mod bad_input;
 mod bad_providers;
+mod golden;
 mod memory;
 mod messages;
 mod notifications;
@@ -14,3 +15,4 @@ mod runs;
 mod serving;
 mod streams;
 mod support;
+mod suspended;

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use bugle::{
     json::Object,
     message::{Resource, Thread},
+    signal::LaneChange,
     storage::{
         CloneThread, ClonedThread, Direction, NewThread, Page, ResourceChange, StorageError, ThreadOrder, ThreadQuery,
         ThreadUpdate, rules,
@@ -88,6 +89,47 @@ pub(super) fn update(connection: &Connection, update: ThreadUpdate) -> Answer<Th
     rules::update_thread(&mut thread, update, Timestamp::now());
     put(connection, &thread)?;
     Ok(thread)
+}
+
+/// Changes the tracking of lanes; `false` if one is not as expected (STATE-026, STATE-081).
+pub(super) fn track_lanes(connection: &Connection, id: &str, changes: &[LaneChange]) -> Answer<bool> {
+    let mut thread = required(connection, id)?;
+    let changed = rules::track_lanes(&mut thread, changes, Timestamp::now());
+    if changed {
+        put(connection, &thread)?;
+    }
+    Ok(changed)
+}
+
+pub(super) fn get_state(connection: &Connection, id: &str, kind: &str) -> Answer<Option<Value>> {
+    let mut statement =
+        connection.prepare_cached(r#"SELECT value FROM mastra_thread_state WHERE "threadId" = ?1 AND type = ?2"#)?;
+    let found = statement.query_row(params![id, kind], |row| codec::text(row, 0)).optional()?.flatten();
+    // A value that is no JSON counts as absent (ruling 40).
+    Ok(found.and_then(|text| {
+        serde_json::from_str(&text)
+            .inspect_err(|error| tracing::warn!(thread = id, kind, %error, "a thread state is no JSON"))
+            .ok()
+    }))
+}
+
+pub(super) fn set_state(connection: &Connection, id: &str, kind: &str, value: Option<&Value>) -> Answer<()> {
+    if owner(connection, id)?.is_none() {
+        return Err(StorageError::NotFound { what: "thread", id: id.to_owned() }.into());
+    }
+    match value {
+        Some(value) => connection
+            .prepare_cached(
+                r#"INSERT INTO mastra_thread_state ("threadId", type, value, "createdAt", "updatedAt")
+                   VALUES (?1, ?2, ?3, ?4, ?4)
+                   ON CONFLICT ("threadId", type) DO UPDATE SET value = excluded.value, "updatedAt" = excluded."updatedAt""#,
+            )?
+            .execute(params![id, kind, value.to_string(), Timestamp::now().to_string()])?,
+        None => connection
+            .prepare_cached(r#"DELETE FROM mastra_thread_state WHERE "threadId" = ?1 AND type = ?2"#)?
+            .execute(params![id, kind])?,
+    };
+    Ok(())
 }
 
 /// Adds the conditions of a metadata filter on `column` below `path`; keys have been checked (MEM-017).

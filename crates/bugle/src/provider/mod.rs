@@ -26,7 +26,7 @@ use crate::{
     id::ThreadKey,
     json::Object,
     notification::{NewNotification, Notified},
-    processor::SharedInputProcessor,
+    processor::SharedProcessor,
     runtime::{ActiveBehavior, Bugle, IdleBehavior, IfActive, IfIdle, Inner},
     storage::{MemoryStorage, ProviderSubscription, ProviderSubscriptions, SubscriptionQuery},
     tool::Tool,
@@ -101,7 +101,7 @@ pub trait SignalProvider: fmt::Debug + Send + Sync {
     }
 
     /// Input processors for its agent, before its own.
-    fn input_processors(&self) -> Vec<SharedInputProcessor> {
+    fn input_processors(&self) -> Vec<SharedProcessor> {
         Vec::new()
     }
 }

@@ -16,7 +16,10 @@ use crate::{
     memory::strip_working_memory,
     message::StoredMessage,
     runtime::Inner,
-    storage::{Commit, Committed, InboxEntry, NewThread, RunChange, RunRecord, RunStatus, SharedStorage, StorageError},
+    storage::{
+        Commit, Committed, InboxEntry, NewThread, ParkedRun, RunChange, RunRecord, RunStatus, SharedStorage,
+        StorageError,
+    },
     thread::ThreadLink,
     time::SharedClock,
 };
@@ -28,6 +31,8 @@ const RETRIES: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis
 pub(super) enum CommitError {
     /// Another owner has the thread (ruling 4).
     Stale,
+    /// Somebody else has gone on with the parked run, or given it up (LOOP-116).
+    NotParked,
     Failed(ErrorInfo),
 }
 
@@ -77,9 +82,9 @@ impl Committer {
             run_id: run_id.clone(),
             agent_id: prepared.agent.id().to_owned(),
             stores,
-            records: woken && stores,
+            records: (woken || prepared.resumes()) && stores,
             woken: woken && stores,
-            open: prepared.snapshot.is_some(),
+            open: prepared.snapshot.is_some() && !prepared.resumes(),
             released: link.map(|link| link.released.clone()),
         }
     }
@@ -149,26 +154,78 @@ impl Committer {
         }
         let mut commit = self.begin(target, messages, entries);
         if self.records {
-            commit.run = RunChange::Save(RunRecord {
-                run_id: self.run_id.clone(),
-                thread: target.thread.clone(),
-                agent_id: self.agent_id.clone(),
-                status: RunStatus::Running,
-                snapshot: serde_json::to_value(snapshot).unwrap_or(Value::Null),
-                updated_at: target.clock.now(),
-            });
+            commit.run = RunChange::Save(self.record(target, snapshot));
         }
         Some(commit)
     }
 
-    /// Writes the run's end.
+    fn record(&self, target: &Target, snapshot: &RunSnapshot) -> RunRecord {
+        RunRecord {
+            run_id: self.run_id.clone(),
+            thread: target.thread.clone(),
+            agent_id: self.agent_id.clone(),
+            status: RunStatus::Running,
+            snapshot: serde_json::to_value(snapshot).unwrap_or(Value::Null),
+            updated_at: target.clock.now(),
+        }
+    }
+
+    /// Makes a parked run ours, with what the decision changes.
+    pub(super) async fn claim(
+        &mut self,
+        messages: &[StoredMessage],
+        snapshot: &RunSnapshot,
+    ) -> Result<(), CommitError> {
+        match self.claim_commit(messages, snapshot) {
+            Some(commit) => self.write(commit).await,
+            None => Ok(()),
+        }
+    }
+
+    /// What the claim of a parked run writes.
+    pub(crate) fn claim_commit(&self, messages: &[StoredMessage], snapshot: &RunSnapshot) -> Option<Commit> {
+        let target = self.target.as_ref()?;
+        let mut commit = self.begin(target, messages, &[]);
+        commit.run = RunChange::Resume(self.record(target, snapshot));
+        Some(commit)
+    }
+
+    /// Parks the run, with what its step has changed.
+    pub(super) async fn park(
+        &mut self,
+        messages: &[StoredMessage],
+        run: ParkedRun,
+        last_event: u64,
+    ) -> Result<(), CommitError> {
+        match self.park_commit(messages, run, last_event) {
+            Some(commit) => self.write(commit).await,
+            None => Ok(()),
+        }
+    }
+
+    /// What parking writes.
+    pub(crate) fn park_commit(&self, messages: &[StoredMessage], run: ParkedRun, last_event: u64) -> Option<Commit> {
+        let target = self.target.as_ref()?;
+        let mut commit = self.begin(target, messages, &[]);
+        commit.run = RunChange::Park { run: Box::new(run), last_event };
+        // While it waits the thread is nobody's.
+        commit.release = Some(target.storage.owner());
+        Some(commit)
+    }
+
+    /// Whether the run has a thread that it writes to.
+    pub(super) fn has_thread(&self) -> bool {
+        self.target.is_some()
+    }
+
+    /// Writes the run's end; of one that is still parked, if `parked`.
     pub(super) async fn end(
         &mut self,
         messages: &[StoredMessage],
         entries: &[InboxEntry],
-        last_event: u64,
+        (last_event, parked): (u64, bool),
     ) -> Result<(), CommitError> {
-        match self.end_commit(messages, entries, last_event) {
+        match self.end_commit(messages, entries, (last_event, parked)) {
             Some(commit) => self.write(commit).await,
             None => Ok(()),
         }
@@ -179,13 +236,19 @@ impl Committer {
         &self,
         messages: &[StoredMessage],
         entries: &[InboxEntry],
-        last_event: u64,
+        (last_event, parked): (u64, bool),
     ) -> Option<Commit> {
         let target = self.target.as_ref()?;
         let mut commit = self.begin(target, messages, entries);
-        commit.run = RunChange::End { run_id: self.run_id.clone(), last_event };
+        commit.run = self.over(last_event, parked);
         commit.release = Some(target.storage.owner());
         Some(commit)
+    }
+
+    /// The end of the run; of one that is still parked, if `parked`.
+    fn over(&self, last_event: u64, parked: bool) -> RunChange {
+        let run_id = self.run_id.clone();
+        if parked { RunChange::Discard { run_id, last_event } } else { RunChange::End { run_id, last_event } }
     }
 
     /// Removes what the run stored; what joined it goes back to the journal (ruling 33).
@@ -193,9 +256,9 @@ impl Committer {
         &mut self,
         own: Vec<MessageId>,
         (wake, joined): (Option<MessageId>, Vec<InboxEntry>),
-        last_event: u64,
+        (last_event, parked): (u64, bool),
     ) -> Result<(), CommitError> {
-        match self.rollback_commit(own, (wake, joined), last_event) {
+        match self.rollback_commit(own, (wake, joined), (last_event, parked)) {
             Some(commit) => self.write(commit).await,
             None => Ok(()),
         }
@@ -206,14 +269,14 @@ impl Committer {
         &self,
         own: Vec<MessageId>,
         (wake, joined): (Option<MessageId>, Vec<InboxEntry>),
-        last_event: u64,
+        (last_event, parked): (u64, bool),
     ) -> Option<Commit> {
         let target = self.target.as_ref()?;
         let mut commit = Commit::new(target.thread.clone(), target.epoch);
         commit.consumed = wake.into_iter().collect();
         commit.removed = own;
         commit.returned = joined;
-        commit.run = RunChange::End { run_id: self.run_id.clone(), last_event };
+        commit.run = self.over(last_event, parked);
         Some(commit)
     }
 
@@ -248,6 +311,7 @@ impl Committer {
         let Some(target) = &self.target else { return Ok(()) };
         // A write that fails may have happened.
         self.open |= matches!(commit.run, RunChange::Save(_));
+        let mut tries = 0;
         let mut waits = RETRIES.iter();
         loop {
             match target.storage.commit(commit.clone()).await {
@@ -256,12 +320,23 @@ impl Committer {
                         told.store(true, Ordering::Release);
                     }
                     self.create = None;
-                    self.open &= !matches!(commit.run, RunChange::End { .. });
+                    self.open |= matches!(commit.run, RunChange::Resume(_));
+                    self.open &= !matches!(commit.run, RunChange::End { .. } | RunChange::Park { .. });
                     return Ok(());
                 }
                 Err(StorageError::StaleEpoch { .. }) => return Err(CommitError::Stale),
+                Err(StorageError::NotParked { .. }) => {
+                    return if tries > 0 && self.has_happened(&commit).await {
+                        // A try that was reported as failed had happened.
+                        self.open |= matches!(commit.run, RunChange::Resume(_));
+                        Ok(())
+                    } else {
+                        Err(CommitError::NotParked)
+                    };
+                }
                 Err(error) => match waits.next() {
                     Some(wait) if error.is_retryable() => {
+                        tries += 1;
                         tracing::warn!(%error, ?wait, "a write failed; trying again");
                         tokio::time::sleep(*wait).await;
                     }
@@ -271,6 +346,21 @@ impl Committer {
                     }
                 },
             }
+        }
+    }
+}
+
+impl Committer {
+    /// Whether the claim or end of a parked run is this run's own: no other owner has the thread, so its record tells.
+    async fn has_happened(&self, commit: &Commit) -> bool {
+        let Some(target) = &self.target else { return false };
+        match &commit.run {
+            RunChange::Resume(record) => {
+                let stored = target.storage.get_run(&record.run_id).await;
+                matches!(stored, Ok(Some(stored)) if stored.snapshot == record.snapshot)
+            }
+            RunChange::Discard { .. } => true,
+            _ => false,
         }
     }
 }

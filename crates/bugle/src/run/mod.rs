@@ -6,14 +6,12 @@
 
 pub(crate) mod commit;
 mod completion;
-#[allow(dead_code, reason = "the seam of parked runs, being filled")]
 mod driver;
 mod guard;
-#[allow(dead_code, reason = "the seam of parked runs, being filled")]
+pub(crate) mod interchange;
 pub(crate) mod machine;
 mod options;
 mod output;
-#[allow(dead_code, reason = "the seam of parked runs, being filled")]
 pub(crate) mod parked;
 mod prepare;
 mod request;
@@ -26,10 +24,9 @@ pub(crate) mod transcript;
 
 #[cfg(test)]
 pub(crate) use driver::give_back;
-#[allow(unused_imports, reason = "the seam of parked runs, being filled")]
-pub(crate) use driver::{Resolution, ResumeSeed};
+pub(crate) use driver::{Claimed, Resolution, ResumeSeed, parked_of};
 pub(crate) use driver::{RunSeed, SeedKind, aborted_direct, drive, failed_direct};
-pub(crate) use machine::{ToolOutcome, ToolRun};
+pub(crate) use machine::ToolOutcome;
 pub use options::*;
 pub use output::*;
 pub(crate) use parked::DelegatedResume;

@@ -13,6 +13,7 @@ use crate::{
     json::Object,
     message::StoredMessage,
     model::{ModelSettings, SharedModel},
+    processor::{InputStep, Processors},
     run::{RunOutput, StepSummary},
     scorer::{LiveScorer, TaskCompletion},
     subagent::{Delegation, IterationHook},
@@ -56,6 +57,17 @@ pub struct RunOptions {
     /// All tools wait for a person.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub require_tool_approval: Option<bool>,
+    /// Which calls wait for a person, where a tool does not say so itself (LOOP-090). A parked run that is gone on with
+    /// by another process asks for all of them, unless that says otherwise.
+    #[serde(skip)]
+    pub approve_when: Option<ApproveWhen>,
+    /// Which tools make a step run its calls one after the other (LOOP-063).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_strategy: Option<ToolStrategy>,
+    /// Asks that the model may answer open suspensions itself (LOOP-127). Kept with the run, but not acted on yet: a
+    /// suspension is answered by a person.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub auto_resume_suspended_tools: Option<bool>,
     /// At most so many tools at once (LOOP-063). Default 10.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_concurrency: Option<u32>,
@@ -102,6 +114,21 @@ pub struct RunOptions {
     /// Replaces the agent's completion check.
     #[serde(skip)]
     pub is_task_complete: Option<TaskCompletion>,
+    /// In the place of the agent's input processors (PROC-003).
+    #[serde(skip)]
+    pub input_processors: Option<Processors>,
+    /// In the place of the agent's output processors.
+    #[serde(skip)]
+    pub output_processors: Option<Processors>,
+    /// In the place of the agent's error processors.
+    #[serde(skip)]
+    pub error_processors: Option<Processors>,
+    /// How often processors may have a step tried again; the agent's if absent (PROC-053).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_processor_retries: Option<u32>,
+    /// Called before each model request, after the input-step processors (PROC-043).
+    #[serde(skip)]
+    pub prepare_step: Option<PrepareStep>,
     /// Score the run once it has ended, by key; replaces the agent's (SCO-080).
     #[serde(skip)]
     pub scorers: Option<IndexMap<String, LiveScorer>>,
@@ -137,6 +164,13 @@ impl RunOptions {
             system: either(&self.system, &base.system),
             context: if self.context.is_empty() { &base.context } else { &self.context }.clone(),
             require_tool_approval: self.require_tool_approval.or(base.require_tool_approval),
+            // One word of the caller's replaces the other: `false` turns a predicate off.
+            approve_when: match self.require_tool_approval {
+                Some(_) if self.approve_when.is_none() => None,
+                _ => either(&self.approve_when, &base.approve_when),
+            },
+            tool_strategy: self.tool_strategy.or(base.tool_strategy),
+            auto_resume_suspended_tools: self.auto_resume_suspended_tools.or(base.auto_resume_suspended_tools),
             tool_call_concurrency: self.tool_call_concurrency.or(base.tool_call_concurrency),
             structured_output: either(&self.structured_output, &base.structured_output),
             include_raw_chunks: self.include_raw_chunks || base.include_raw_chunks,
@@ -153,6 +187,11 @@ impl RunOptions {
             stop_when: if self.stop_when.is_empty() { &base.stop_when } else { &self.stop_when }.clone(),
             hooks,
             is_task_complete: either(&self.is_task_complete, &base.is_task_complete),
+            input_processors: either(&self.input_processors, &base.input_processors),
+            output_processors: either(&self.output_processors, &base.output_processors),
+            error_processors: either(&self.error_processors, &base.error_processors),
+            max_processor_retries: self.max_processor_retries.or(base.max_processor_retries),
+            prepare_step: either(&self.prepare_step, &base.prepare_step),
             scorers: either(&self.scorers, &base.scorers),
             abort: either(&self.abort, &base.abort),
         }
@@ -183,6 +222,10 @@ impl RunOptions {
                     if fields.get(flag) == Some(&Value::Bool(false)) {
                         fields.remove(flag);
                     }
+                }
+                if self.approve_when.is_some() {
+                    // The predicate stays with this process; another asks for everything.
+                    fields.insert("requireToolApproval".to_owned(), Value::Bool(true));
                 }
                 if fields.is_empty() { Value::Null } else { Value::Object(fields) }
             }
@@ -301,6 +344,40 @@ pub enum ToolChoiceMode {
     Required,
 }
 
+/// What a run asks about a call (LOOP-090).
+#[derive(Debug, Clone, Copy)]
+pub struct ApprovalQuery<'a> {
+    /// The tool, by the key it is registered under.
+    pub tool_name: &'a str,
+    /// The call.
+    pub tool_call_id: &'a str,
+    /// Its arguments.
+    pub args: &'a Value,
+    /// The run's request context.
+    pub request_context: &'a RequestContext,
+}
+
+/// Whether a call waits for a person. One that panics says yes.
+#[derive(Clone)]
+pub struct ApproveWhen(pub Arc<dyn Fn(&ApprovalQuery<'_>) -> bool + Send + Sync>);
+
+impl fmt::Debug for ApproveWhen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApproveWhen(..)")
+    }
+}
+
+/// Which tools make a step run its calls one after the other, since one may wait for a person.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ToolStrategy {
+    /// Those called in the step.
+    #[default]
+    Called,
+    /// All that are active.
+    Available,
+}
+
 /// The literal `tool`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -375,6 +452,16 @@ impl StopCondition {
 impl fmt::Debug for StopCondition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("StopCondition(..)")
+    }
+}
+
+/// Changes a request before it is prepared (PROC-043). One that panics fails the run.
+#[derive(Clone)]
+pub struct PrepareStep(pub Arc<dyn Fn(&mut InputStep) + Send + Sync>);
+
+impl fmt::Debug for PrepareStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PrepareStep(..)")
     }
 }
 

@@ -35,6 +35,9 @@ pub struct StepSummary {
     /// Which model answered.
     #[serde(default)]
     pub response: ResponseMetadata,
+    /// A processor rejected it and had it tried again; its text is no part of the answer (PROC-054).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tripwire: Option<TripwirePayload>,
 }
 
 /// The settled result of a run (LOOP-163).
@@ -62,6 +65,10 @@ pub struct RunOutput {
     pub tripwire: Option<TripwirePayload>,
     /// `{toolCallId, toolName, args, resumeSchema}` of a parked call, or the tool's own payload.
     pub suspend_payload: Option<Value>,
+    /// JSON Schema of the answer to the parked call, as text.
+    pub resume_schema: Option<String>,
+    /// The calls of the step that is parked, as `tool-call` chunks; the step itself is not finished.
+    pub parked_calls: Vec<Chunk>,
     /// The messages this run produced: assistant rows.
     pub response_messages: Vec<StoredMessage>,
     /// The messages of the call: its input and what it produced.
@@ -121,6 +128,8 @@ impl RunOutput {
             consumed_signal_ids: Vec::new(),
             response: ResponseMetadata::default(),
             parked: None,
+            resume_schema: None,
+            parked_calls: Vec::new(),
         }
     }
 }

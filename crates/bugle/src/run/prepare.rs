@@ -37,11 +37,14 @@ pub(super) struct Prepared {
     pub(super) memory: MemoryOptions,
     pub(super) system: Vec<PromptMessage>,
     pub(super) history: Vec<StoredMessage>,
+    /// The thread holds more than the history.
+    pub(super) history_cut: bool,
     /// Remembered messages whose calls the input has completed.
     pub(super) completed: Vec<MessageId>,
     pub(super) first_messages: Vec<StoredMessage>,
     pub(super) completion: Option<TaskCompletion>,
     pub(super) snapshot: Option<RunSnapshot>,
+    resumes: bool,
     storage: SharedStorage,
     thread: Option<ThreadKey>,
 }
@@ -59,7 +62,8 @@ pub(super) async fn prepare(
     run_id: &RunId,
 ) -> Result<Prepared, ErrorInfo> {
     let storage = inner.storage.clone();
-    let mut options = options.over(agent.default_options());
+    let given = options;
+    let mut options = given.over(agent.default_options());
     let mut snapshot = None;
     if matches!(kind, SeedKind::Recorded) {
         let record = storage.get_run(run_id).await.map_err(|error| storage_error(&error))?;
@@ -83,6 +87,14 @@ pub(super) async fn prepare(
         options = RunOptions::from_stored(&found.options).over(agent.default_options());
         snapshot = Some(found);
     }
+    let mut kind = kind;
+    let resumes = matches!(kind, SeedKind::Resumed(_));
+    if let SeedKind::Resumed(seed) = &mut kind {
+        // What the resuming call says comes first, then what the run was started with (SUB-134).
+        let stored = seed.nested.as_ref().map(|found| RunOptions::from_stored(&found.options)).unwrap_or_default();
+        options = given.over(&stored.over(agent.default_options()));
+        snapshot = seed.nested.take().map(|found| *found);
+    }
     let mut memory = match agent.memory() {
         Some(memory) => memory.merged(options.memory_options.as_ref()).map_err(|error| refused(&error))?,
         None if detached.is_some_and(|detached| detached.remembers) => MemoryOptions::default(),
@@ -97,20 +109,29 @@ pub(super) async fn prepare(
         return Err(ErrorInfo::new("ModelConfigurationError", message));
     }
     let thread = link.map(|link| link.key.clone()).or_else(|| detached?.thread.clone());
-    let mut history = match &thread {
-        // A delegated run begins without, unless it keeps its thread (SUB-046).
-        Some(_) if detached.is_some_and(|detached| !detached.remembers) => Vec::new(),
+    let (mut history, history_cut) = match &thread {
+        // A delegated run begins without, unless it keeps its thread (SUB-046); one that goes on has all it needs.
+        Some(_) if detached.is_some_and(|detached| !detached.remembers || snapshot.is_some()) => (Vec::new(), false),
         Some(thread) if agent.memory().is_some() || detached.is_some() => {
-            let completes = matches!(&kind, SeedKind::Direct(input) if !input.tool_results.is_empty());
+            let completes = match &kind {
+                SeedKind::Direct(input) => !input.tool_results.is_empty(),
+                SeedKind::Resumed(seed) => !seed.messages.tool_results.is_empty(),
+                SeedKind::Woken | SeedKind::Recorded => false,
+            };
             load_history(&storage, thread, &memory, snapshot.as_ref(), completes).await?
         }
-        _ => Vec::new(),
+        _ => (Vec::new(), false),
     };
     let mut completed = Vec::new();
     let mut first_messages = Vec::new();
-    if let SeedKind::Direct(input) = kind {
+    let input = match kind {
+        SeedKind::Direct(input) => Some(*input),
+        SeedKind::Resumed(seed) => Some(seed.messages).filter(|input| *input != RunInput::default()),
+        SeedKind::Woken | SeedKind::Recorded => None,
+    };
+    if let Some(input) = input {
         let calls: Vec<String> = input.tool_results.iter().map(|result| result.tool_call_id.clone()).collect();
-        (completed, first_messages) = take_input(*input, &mut history, inner, thread.as_ref());
+        (completed, first_messages) = take_input(input, &mut history, inner, thread.as_ref());
         for message in history.iter_mut().chain(&mut first_messages) {
             map_for_model(message, &calls, &agent);
         }
@@ -146,10 +167,12 @@ pub(super) async fn prepare(
         memory,
         system,
         history,
+        history_cut,
         completed,
         first_messages,
         completion: completion.filter(|completion| !completion.scorers.is_empty()),
         snapshot,
+        resumes,
         storage,
         thread,
     })
@@ -184,7 +207,7 @@ async fn load_history(
     memory: &MemoryOptions,
     snapshot: Option<&RunSnapshot>,
     completes_calls: bool,
-) -> Result<Vec<StoredMessage>, ErrorInfo> {
+) -> Result<(Vec<StoredMessage>, bool), ErrorInfo> {
     let own = snapshot.map_or(0, |snapshot| u32::try_from(snapshot.own.len()).unwrap_or(u32::MAX));
     let mut wanted = memory.last_messages.count().saturating_add(own);
     if completes_calls {
@@ -192,11 +215,13 @@ async fn load_history(
         wanted = wanted.max(2);
     }
     if wanted == 0 {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), true));
     }
     let rows = storage.recent_messages(thread, wanted.saturating_add(HISTORY_EXTRA)).await;
     let rows = rows.map_err(|error| storage_error(&error))?;
-    Ok(history_window(&rows, wanted as usize).to_vec())
+    let window = history_window(&rows, wanted as usize);
+    let cut = window.len() < rows.len() || rows.len() >= wanted.saturating_add(HISTORY_EXTRA) as usize;
+    Ok((window.to_vec(), cut))
 }
 
 /// A plain run's input against what is stored: results complete calls, resent messages are left out (MEM-060).
@@ -246,6 +271,16 @@ fn system_messages(agent: &Agent, options: &RunOptions) -> Vec<PromptMessage> {
 }
 
 impl Prepared {
+    /// Whether it goes on with a parked run.
+    pub(super) fn resumes(&self) -> bool {
+        self.resumes
+    }
+
+    /// Whether what is said is stored.
+    pub(super) fn stores(&self) -> bool {
+        self.agent.memory().is_some() && !self.memory.read_only
+    }
+
     /// The most steps: 0 counts as not given (LOOP-020).
     pub(super) fn max_steps(&self) -> u32 {
         match self.options.max_steps {

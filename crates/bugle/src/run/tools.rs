@@ -8,14 +8,15 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    RunOptions, ToolChoiceMode, ToolChoiceOption,
-    machine::{ToolOutcome, ToolRun},
+    APPROVAL_SCHEMA, ApprovalQuery, ApproveWhen, ParkKind, ParkedCall, RunOptions, ToolChoiceMode, ToolChoiceOption,
+    ToolStrategy,
+    machine::{ToolOutcome, ToolResume, ToolRun},
 };
 use crate::{
     agent::RequestContext,
     chunk::ErrorInfo,
     id::{RunId, ThreadKey},
-    json::json,
+    json::{Value, json},
     message::StoredMessage,
     model::{ToolChoice, ToolDefinition},
     runtime::Bugle,
@@ -32,6 +33,8 @@ pub(crate) struct ToolTable {
     require_approval: bool,
     /// Those of `tools` that delegate.
     delegates: IndexMap<String, Delegate>,
+    approve_when: Option<ApproveWhen>,
+    strategy: ToolStrategy,
 }
 
 /// What a call may use.
@@ -66,19 +69,31 @@ impl ToolTable {
             }
             tools.entry(name.clone()).or_insert(tool);
         }
-        let choice = match &options.tool_choice {
-            None | Some(ToolChoiceOption::Mode(ToolChoiceMode::Auto)) => ToolChoice::Auto,
-            Some(ToolChoiceOption::Mode(ToolChoiceMode::None)) => ToolChoice::None,
-            Some(ToolChoiceOption::Mode(ToolChoiceMode::Required)) => ToolChoice::Required,
-            Some(ToolChoiceOption::Tool { tool_name, .. }) => ToolChoice::Tool(tool_name.clone()),
-        };
+        let choice = choice_of(options.tool_choice.as_ref());
         Self {
             tools,
             active: options.active_tools.clone(),
             choice,
             require_approval: options.require_tool_approval == Some(true),
             delegates: IndexMap::new(),
+            approve_when: options.approve_when.clone(),
+            strategy: options.tool_strategy.unwrap_or_default(),
         }
+    }
+
+    /// The tools of one step, as processors want them (PROC-040).
+    pub(crate) fn for_step(
+        &self,
+        tools: IndexMap<String, Tool>,
+        active: Option<Vec<String>>,
+        choice: Option<&ToolChoiceOption>,
+    ) -> Self {
+        Self { tools, active, choice: choice_of(choice), ..self.clone() }
+    }
+
+    /// All tools, by the name the model knows.
+    pub(crate) fn all(&self) -> &IndexMap<String, Tool> {
+        &self.tools
     }
 
     /// Adds the tools that delegate; one replaces a tool of the same name (SUB-005).
@@ -139,6 +154,38 @@ impl ToolTable {
         found.filter(|(key, _)| self.is_active(key)).map(|(_, tool)| tool)
     }
 
+    /// Whether a call waits for a person's leave: the tool's predicate, whose verdict is final, else the tool's own word,
+    /// else the run's (LOOP-090). A predicate that fails means yes.
+    fn asks(&self, tool: &Tool, name: &str, id: &str, args: &Value, context: &RequestContext) -> bool {
+        let judged = |verdict: &dyn Fn() -> bool| std::panic::catch_unwind(AssertUnwindSafe(verdict)).unwrap_or(true);
+        match tool.approval() {
+            Approval::When(predicate) => judged(&|| predicate(args, context)),
+            Approval::Always => true,
+            Approval::None => match &self.approve_when {
+                Some(ApproveWhen(predicate)) => {
+                    let asked = ApprovalQuery { tool_name: name, tool_call_id: id, args, request_context: context };
+                    judged(&|| predicate(&asked))
+                }
+                None => self.require_approval,
+            },
+        }
+    }
+
+    /// Whether the calls of a step run one after the other: one that was called, or with [`ToolStrategy::Available`] one
+    /// that could have been, may wait for a person (LOOP-063, LOOP-064).
+    pub(crate) fn is_sequential(&self, runs: &[ToolRun]) -> bool {
+        if runs.len() < 2 && self.strategy == ToolStrategy::Called {
+            return false;
+        }
+        let may_wait = |tool: &Tool| !matches!(tool.approval(), Approval::None) || tool.suspends();
+        self.require_approval
+            || self.approve_when.is_some()
+            || match self.strategy {
+                ToolStrategy::Called => runs.iter().filter_map(|run| self.find(&run.name)).any(may_wait),
+                ToolStrategy::Available => self.tools.iter().any(|(name, tool)| self.is_active(name) && may_wait(tool)),
+            }
+    }
+
     /// Runs one call. Never panics, whatever the tool does (LOOP-080).
     pub(crate) async fn run(self: Arc<Self>, run: ToolRun, context: CallContext) -> ToolOutcome {
         let Some(tool) = self.find(&run.name) else {
@@ -154,31 +201,41 @@ impl ToolTable {
             let message = format!("invalid arguments for tool {}: they are no JSON", run.name);
             return ToolOutcome::Failed(ErrorInfo::new("InvalidToolArguments", message));
         };
-        if delegate.is_none()
-            && let Err(value) = tool.check_input(&args)
-        {
-            return ToolOutcome::Result { value, is_error: true, model_output: None };
-        }
-        let asks = match tool.approval() {
-            Approval::When(predicate) => {
-                // A predicate that fails means approval is needed (LOOP-090).
-                std::panic::catch_unwind(AssertUnwindSafe(|| predicate(&args, &context.request_context)))
-                    .unwrap_or(true)
+        let mut resume_data = None;
+        let mut below = None;
+        match run.resume.clone() {
+            // It has been checked and asked for before.
+            Some(ToolResume::Approved) => {}
+            Some(ToolResume::Data(data)) => {
+                if let Err(value) = tool.check_resume(&data) {
+                    return ToolOutcome::Result { value, is_error: true, model_output: None };
+                }
+                resume_data = Some(data);
             }
-            Approval::Always => true,
-            Approval::None => self.require_approval,
-        };
-        if asks {
-            let message = format!(
-                "tool {} needs a person's approval, which this version cannot ask for; it was not run",
-                run.name
-            );
-            return ToolOutcome::Failed(ErrorInfo::new("ToolApprovalUnavailable", message));
+            Some(ToolResume::Delegated(resume)) => below = Some(resume),
+            None => {
+                if delegate.is_none()
+                    && let Err(value) = tool.check_input(&args)
+                {
+                    return ToolOutcome::Result { value, is_error: true, model_output: None };
+                }
+                if self.asks(tool, &run.name, &run.id, &args, &context.request_context) {
+                    return ToolOutcome::Parked(Box::new(ParkedCall {
+                        tool_call_id: run.id,
+                        tool_name: run.name,
+                        args,
+                        kind: ParkKind::Approval,
+                        resume_schema: Some(APPROVAL_SCHEMA.to_owned()),
+                        delegated: None,
+                    }));
+                }
+            }
         }
         if let Some(delegate) = delegate {
-            return delegate.run(run, context, None).await;
+            return delegate.run((run.id, args), context, below).await;
         }
         let Some(execute) = tool.execute() else { return ToolOutcome::Client };
+        let asked = args.clone();
         let tool_context = ToolContext {
             tool_call_id: run.id.clone(),
             run_id: Some(context.run_id),
@@ -187,9 +244,9 @@ impl ToolTable {
             messages: context.messages,
             request_context: context.request_context,
             abort: context.abort.clone(),
-            resume_data: None,
-            resume: None,
-            writer: ToolWriter { sink: Some(context.written), tool_call_id: run.id },
+            resume_data,
+            resume: below,
+            writer: ToolWriter { sink: Some(context.written), tool_call_id: run.id.clone() },
             runtime: Some(context.runtime),
         };
         let result = AssertUnwindSafe(execute.execute(args, tool_context)).catch_unwind().await;
@@ -197,10 +254,22 @@ impl ToolTable {
             Err(panic) => panicked(&*panic),
             Ok(Err(_)) if context.abort.is_cancelled() => ToolOutcome::Interrupted,
             Ok(Err(ToolError::Failed { message, name })) => ToolOutcome::Failed(ErrorInfo::new(name, message)),
-            Ok(Err(ToolError::Suspend(_) | ToolError::Delegated(_))) => {
-                let message = format!("tool {} waits for a person, which this version cannot ask for", run.name);
-                ToolOutcome::Failed(ErrorInfo::new("ToolSuspensionUnavailable", message))
-            }
+            Ok(Err(ToolError::Suspend(payload))) => ToolOutcome::Parked(Box::new(ParkedCall {
+                tool_call_id: run.id,
+                tool_name: run.name,
+                args: asked,
+                kind: ParkKind::Suspension { payload },
+                resume_schema: tool.resume_schema().map(schema_text),
+                delegated: None,
+            })),
+            Ok(Err(ToolError::Delegated(delegated))) => ToolOutcome::Parked(Box::new(ParkedCall {
+                tool_call_id: run.id,
+                tool_name: run.name,
+                args: asked,
+                kind: delegated.surface.kind.clone(),
+                resume_schema: delegated.surface.resume_schema.clone(),
+                delegated: Some(delegated),
+            })),
             Ok(Ok(value)) => match tool.check_output(&value) {
                 Err(value) => ToolOutcome::Result { value, is_error: true, model_output: None },
                 Ok(()) => {
@@ -209,6 +278,27 @@ impl ToolTable {
                 }
             },
         }
+    }
+}
+
+/// A schema as clients read it: text, with its dialect (LOOP-091).
+fn schema_text(schema: &Value) -> String {
+    let Value::Object(fields) = schema else { return schema.to_string() };
+    if fields.contains_key("$schema") {
+        return schema.to_string();
+    }
+    let mut with_dialect = crate::json::Object::new();
+    with_dialect.insert("$schema".to_owned(), "http://json-schema.org/draft-07/schema#".into());
+    with_dialect.extend(fields.clone());
+    Value::Object(with_dialect).to_string()
+}
+
+fn choice_of(option: Option<&ToolChoiceOption>) -> ToolChoice {
+    match option {
+        None | Some(ToolChoiceOption::Mode(ToolChoiceMode::Auto)) => ToolChoice::Auto,
+        Some(ToolChoiceOption::Mode(ToolChoiceMode::None)) => ToolChoice::None,
+        Some(ToolChoiceOption::Mode(ToolChoiceMode::Required)) => ToolChoice::Required,
+        Some(ToolChoiceOption::Tool { tool_name, .. }) => ToolChoice::Tool(tool_name.clone()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The conversation as one run sees it: what was remembered, and what the run adds.
 
+use super::parked::KeptMessage;
 use crate::{
     id::{MessageId, ThreadKey},
     json::json,
@@ -58,6 +59,74 @@ impl Transcript {
         transcript
     }
 
+    /// Begins a run that was parked: `kept` are the messages that no store holds.
+    pub(crate) fn restored(
+        remembered: Vec<StoredMessage>,
+        kept: &[KeptMessage],
+        thread: Option<ThreadKey>,
+        own: &[MessageId],
+        open: &MessageId,
+    ) -> Self {
+        let mut transcript = Self::recovered(remembered, thread, own, open);
+        for KeptMessage { message, own, ephemeral } in kept {
+            let known = transcript.messages.iter().any(|held| held.id == message.id);
+            if known {
+                continue;
+            }
+            let origin = match (own, ephemeral) {
+                (true, _) => Origin::Own,
+                (false, true) => Origin::Context,
+                (false, false) => Origin::Remembered,
+            };
+            let at = transcript.messages.partition_point(|held| held.created_at <= message.created_at);
+            transcript.messages.insert(at, message.clone());
+            transcript.marks.insert(at, Mark { origin, ephemeral: *ephemeral, dirty: false });
+        }
+        transcript.open =
+            transcript.messages.iter().rposition(|message| message.id == *open && message.role == Role::Assistant);
+        transcript
+    }
+
+    /// What no store holds: all of a run that stores nothing, else what is never stored.
+    pub(crate) fn kept(&self, all: bool) -> Vec<KeptMessage> {
+        let kept = self.messages.iter().zip(&self.marks).filter(|(_, mark)| all || mark.ephemeral);
+        kept.map(|(message, mark)| KeptMessage {
+            message: message.clone(),
+            own: mark.origin == Origin::Own,
+            ephemeral: mark.ephemeral,
+        })
+        .collect()
+    }
+
+    /// The text of the run's answers, from the message `from` on.
+    pub(crate) fn answer_text(&self, from: Option<&MessageId>) -> String {
+        let own = self.messages.iter().zip(&self.marks);
+        let own = own.filter(|(message, mark)| {
+            let feedback = message.content.meta("completionResult").is_some();
+            mark.origin == Origin::Own && message.role == Role::Assistant && !feedback
+        });
+        let mut own: Vec<&StoredMessage> = own.map(|(message, _)| message).collect();
+        if let Some(at) = from.and_then(|from| own.iter().position(|message| message.id == *from)) {
+            own.drain(..at);
+        } else if from.is_some() {
+            // That answer has not begun.
+            own.clear();
+        }
+        let parts = own.into_iter().flat_map(|message| &message.content.parts);
+        let texts = parts.filter_map(|part| match part {
+            Part::Text(text) => Some(text.text.as_str()),
+            _ => None,
+        });
+        texts.collect()
+    }
+
+    /// The message that holds a call, the newest if several do.
+    pub(crate) fn with_call(&mut self, id: &str) -> Option<&mut StoredMessage> {
+        let at = self.messages.iter().rposition(|message| holds_call(message, id))?;
+        self.marks[at].dirty = !self.marks[at].ephemeral;
+        Some(&mut self.messages[at])
+    }
+
     /// The thread it belongs to.
     pub(crate) fn thread(&self) -> Option<&ThreadKey> {
         self.thread.as_ref()
@@ -106,6 +175,11 @@ impl Transcript {
     /// The time of the newest message.
     pub(crate) fn newest(&self) -> Option<Timestamp> {
         self.messages.iter().map(|message| message.created_at).max()
+    }
+
+    /// The newest time it has given to a message: they grow, so that it is one of the last.
+    pub(crate) fn newest_placed(&self) -> Option<Timestamp> {
+        self.messages.iter().rev().take(4).map(|message| message.created_at).max()
     }
 
     /// Adds context that is never stored.
@@ -238,16 +312,61 @@ impl Transcript {
         dirty
     }
 
+    /// Whether the message is one of the run.
+    pub(crate) fn is_own(&self, id: &MessageId) -> bool {
+        let found = self.messages.iter().position(|message| message.id == *id);
+        found.is_some_and(|at| self.marks[at].origin == Origin::Own)
+    }
+
+    /// Takes a message out of the conversation of this run; a stored row stays. `false` if there is none.
+    pub(crate) fn remove_message(&mut self, id: &MessageId) -> bool {
+        let found = self.messages.iter().position(|message| message.id == *id);
+        found.map(|at| self.remove(at)).is_some()
+    }
+
+    /// Changes a message of this run's conversation. `false` if there is none.
+    pub(crate) fn replace_message(&mut self, message: StoredMessage) -> bool {
+        let Some(at) = self.messages.iter().position(|known| known.id == message.id) else { return false };
+        if self.messages[at] != message {
+            self.messages[at] = message;
+            self.marks[at].dirty = self.marks[at].origin == Origin::Own && !self.marks[at].ephemeral;
+        }
+        true
+    }
+
+    /// Puts messages of earlier, which are not stored again, before all others (STATE-036).
+    pub(crate) fn put_back(&mut self, messages: Vec<StoredMessage>) {
+        let count = messages.len();
+        self.messages.splice(0..0, messages);
+        let mark = Mark { origin: Origin::Context, ephemeral: true, dirty: false };
+        self.marks.splice(0..0, std::iter::repeat_n(mark, count));
+        self.open = self.open.map(|open| open + count);
+    }
+
+    /// How many parts the answer under construction has.
+    pub(crate) fn open_answer_parts(&self) -> usize {
+        self.open.map_or(0, |open| self.messages[open].content.parts.len())
+    }
+
+    /// Takes the last parts out of the answer under construction; an answer without any is none.
+    pub(crate) fn truncate_open_answer(&mut self, parts: usize) {
+        let Some(open) = self.open else { return };
+        self.messages[open].content.parts.truncate(parts);
+        self.marks[open].dirty = true;
+        if parts == 0 {
+            self.remove(open);
+        }
+    }
+
     /// Whether a call with this id exists already (LOOP-079).
     pub(crate) fn has_call(&self, id: &str) -> bool {
-        self.messages.iter().any(|message| {
-            message
-                .content
-                .parts
-                .iter()
-                .any(|part| matches!(part, Part::ToolInvocation(call) if call.tool_invocation.tool_call_id == id))
-        })
+        self.messages.iter().any(|message| holds_call(message, id))
     }
+}
+
+fn holds_call(message: &StoredMessage, id: &str) -> bool {
+    let is_it = |part: &Part| matches!(part, Part::ToolInvocation(call) if call.tool_invocation.tool_call_id == id);
+    message.content.parts.iter().any(is_it)
 }
 
 /// The plain copy of an answer's text (MEM-040).

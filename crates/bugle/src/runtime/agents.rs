@@ -6,8 +6,8 @@ use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    AbortOptions, ActiveBehavior, Bugle, CancelSelector, EditInput, Message, PendingInput, PromoteTo, Promoted,
-    RunInput, Sent, SubscribeOptions, Target,
+    AbortOptions, ActiveBehavior, Bugle, CancelSelector, EditInput, IdleBehavior, Message, PendingInput, PromoteTo,
+    Promoted, RunInput, Sent, SubscribeOptions, Target,
 };
 use crate::{
     agent::Agent,
@@ -106,12 +106,16 @@ impl AgentHandle {
         self.hand_over(target.into(), signal, InputMode::Queue).await
     }
 
-    async fn hand_over(&self, target: Target, signal: SignalInput, mode: InputMode) -> Result<Sent, Error> {
+    pub(super) async fn hand_over(&self, target: Target, signal: SignalInput, mode: InputMode) -> Result<Sent, Error> {
         let inner = &self.bugle.inner;
         if inner.is_draining() {
             return Err(Error::Draining);
         }
         let (thread, by_run) = self.find_target(&target, mode)?;
+        if target.if_active.behavior == ActiveBehavior::Discard || target.if_idle.behavior == IdleBehavior::Discard {
+            // What is dropped meets no store that would refuse it (SIG-364).
+            self.check_owner(&thread).await?;
+        }
         let now = inner.clock.now();
         let mut signal = signal.normalise(MessageId::fresh, now)?;
         if signal.created_at > now.plus(CLOCK_SKEW) {
@@ -176,6 +180,13 @@ impl AgentHandle {
         match (&target.thread, of_run, &target.run_id) {
             (Some(given), Some(found), Some(run_id)) if given.thread_id != found.thread_id => {
                 Err(Error::RunNotOnThread { run_id: run_id.clone(), thread: given.thread_id.to_string() })
+            }
+            (Some(given), Some(found), _)
+                if given.resource_id.is_some()
+                    && found.resource_id.is_some()
+                    && given.resource_id != found.resource_id =>
+            {
+                Err(foreign(&found, given).into())
             }
             (given, Some(found), _) => {
                 let complete = given.as_ref().is_some_and(|given| given.resource_id.is_some());
@@ -335,10 +346,14 @@ impl AgentHandle {
     /// [`Error::Storage`] if the thread belongs to another resource.
     pub async fn abort_thread(&self, thread: &ThreadKey, options: AbortOptions) -> Result<bool, Error> {
         self.check_owner(thread).await?;
-        match self.bugle.inner.hub.existing(thread) {
-            Some(found) => found.abort(options).await.or(Ok(false)),
-            None => Ok(false),
+        let expected = options.expected_run_id.clone();
+        if let Some(found) = self.bugle.inner.hub.existing(thread)
+            && found.abort(options).await.unwrap_or(false)
+        {
+            return Ok(true);
         }
+        // A run may wait for a person that no actor knows of: after a restart, or by its age (SIG-310).
+        self.abort_parked(thread, expected.as_ref()).await
     }
 
     /// Takes back waiting input; gives the ids that this call removed, in request order (SIG §13).
@@ -436,13 +451,17 @@ impl AgentHandle {
         }
     }
 
-    async fn ask<T>(&self, thread: &ThreadKey, letter: impl FnOnce(oneshot::Sender<T>) -> Letter) -> Result<T, Error> {
+    pub(super) async fn ask<T>(
+        &self,
+        thread: &ThreadKey,
+        letter: impl FnOnce(oneshot::Sender<T>) -> Letter,
+    ) -> Result<T, Error> {
         let inner = &self.bugle.inner;
         inner.hub.ask(inner, thread, letter).await
     }
 
     /// A stored thread belongs to one resource; one without is anybody's (SIG-363, SIG-364).
-    async fn check_owner(&self, thread: &ThreadKey) -> Result<(), Error> {
+    pub(super) async fn check_owner(&self, thread: &ThreadKey) -> Result<(), Error> {
         let Some(stored) = self.bugle.inner.storage.get_thread(&thread.thread_id).await? else { return Ok(()) };
         let given = thread.resource_id.as_deref().unwrap_or_default();
         if stored.resource_id.is_empty() || stored.resource_id == given {
@@ -457,7 +476,7 @@ impl AgentHandle {
 }
 
 /// Stops the run when its caller goes away.
-struct StopOnDrop(Option<Arc<RunShared>>);
+pub(super) struct StopOnDrop(pub(super) Option<Arc<RunShared>>);
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
@@ -470,4 +489,13 @@ impl Drop for StopOnDrop {
 fn message_input(message: Message) -> SignalInput {
     let Message { contents, attributes, metadata, provider_options, id } = message;
     SignalInput { id, attributes, metadata, provider_options, ..SignalInput::message(contents) }
+}
+
+/// A resource was named that the run's thread does not belong to (SIG-364).
+fn foreign(thread: &ThreadKey, given: &ThreadKey) -> StorageError {
+    StorageError::ThreadOwnership {
+        thread: thread.thread_id.to_string(),
+        owner: thread.resource_id.as_deref().unwrap_or_default().to_owned(),
+        given: given.resource_id.as_deref().unwrap_or_default().to_owned(),
+    }
 }

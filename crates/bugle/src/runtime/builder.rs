@@ -16,6 +16,9 @@ use crate::{
     time::{SharedClock, SystemClock},
 };
 
+/// A run that waits for a person keeps its thread this long (SIG-382).
+const SUSPENDED_TTL: Duration = Duration::from_secs(30 * 60);
+
 /// Builds a [`Bugle`].
 #[derive(Debug, Default)]
 #[must_use]
@@ -27,6 +30,7 @@ pub struct BugleBuilder {
     notifications: NotificationOptions,
     notification_bus: Option<SharedPubSub>,
     providers: Vec<(String, SharedProvider)>,
+    suspended_ttl: Option<Duration>,
 }
 
 impl BugleBuilder {
@@ -87,6 +91,13 @@ impl BugleBuilder {
         self
     }
 
+    /// How long a run that waits for a person keeps its thread; afterwards what waits behind it is answered by a run of
+    /// its own, and the suspended run can still be resumed (SIG-382). Default: 30 minutes.
+    pub fn suspended_ttl(mut self, ttl: Duration) -> Self {
+        self.suspended_ttl = Some(ttl);
+        self
+    }
+
     /// The runtime. Takes up what an earlier process left unfinished, here and every lease time (SIG-502).
     ///
     /// # Errors
@@ -112,8 +123,10 @@ impl BugleBuilder {
             storage,
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock)),
             hub: Hub::default(),
+            suspended_ttl: self.suspended_ttl.unwrap_or(SUSPENDED_TTL),
             lease_ttl: self.lease_ttl.unwrap_or(Duration::from_secs(15)).max(Duration::from_millis(30)),
             notifications: notification::State::new(self.notifications),
+            lane_locks: Default::default(),
             draining: std::sync::atomic::AtomicBool::new(false),
             swept: parking_lot::Mutex::default(),
         });

@@ -4,11 +4,13 @@ mod agents;
 mod approval;
 mod builder;
 mod outcome;
+mod state;
 
 pub use agents::AgentHandle;
 pub use approval::*;
 pub use builder::BugleBuilder;
 pub use outcome::*;
+pub use state::{StatePersisted, StateSent};
 
 use std::{
     fmt,
@@ -67,6 +69,10 @@ pub(crate) struct Inner {
     pub(crate) lease_ttl: Duration,
     pub(crate) notifications: Arc<notification::State>,
     pub(crate) providers: Providers,
+    /// How long a run that waits for a person keeps its thread (SIG-382).
+    pub(crate) suspended_ttl: Duration,
+    /// Makes state of one thread be accepted one after the other (STATE-081).
+    pub(crate) lane_locks: state::LaneLocks,
     draining: AtomicBool,
     /// Where the last look at the store for unfinished threads ended, if it did not see all.
     swept: Mutex<Option<ThreadKey>>,

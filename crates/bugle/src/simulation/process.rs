@@ -300,6 +300,7 @@ impl World {
                 }
                 self.record(&id).refused = true;
             }
+            ThreadEffect::ResumeRefused { .. } => self.oracle.fault("nobody has decided"),
             ThreadEffect::DirectRefused { run_id } => {
                 self.process.direct.remove(&run_id);
             }
@@ -387,6 +388,7 @@ impl World {
                 Seed::Direct
             }
             RunSource::Record => Seed::Record,
+            RunSource::Resume(_) => return self.oracle.fault("nothing is parked here"),
         };
         let agent = usize::from(start.agent_id == AGENTS[1]);
         let run = SimRun::new(start.run_id, agent, seed, (start.aborted, start.rollback), self.process.epoch);

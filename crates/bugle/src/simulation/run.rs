@@ -199,6 +199,8 @@ impl World {
             has_iteration_hook: false,
             completion: self.rng.chance(15).then(|| if self.rng.chance(30) { When::Iteration } else { When::Stop }),
             structured_output: None,
+            stores: true,
+            judges: Default::default(),
             stored_options: serde_json::Value::Null,
         };
         let history = now(self.storage.recent_messages(&self.key, 100_000)).unwrap_or_default();
@@ -314,6 +316,8 @@ impl World {
             RunEffect::Score(_) => run.scoring = true,
             RunEffect::IterationEnded(_) => unreachable!("simulated runs have no such hook"),
             RunEffect::StepEnded(_) => {}
+            // The simulation runs no processors.
+            RunEffect::Filter(_) | RunEffect::FlushStream | RunEffect::JudgeStep | RunEffect::JudgeResult => {}
             RunEffect::End(ending) => self.end(run, ending),
         }
     }
@@ -370,10 +374,10 @@ impl World {
         let commit = if rollback {
             {
                 let placed = (machine.wake().cloned(), machine.joined().cloned().collect());
-                committer.rollback_commit(machine.transcript().own_ids(), placed, 1)
+                committer.rollback_commit(machine.transcript().own_ids(), placed, (1, false))
             }
         } else if machine.is_ending() {
-            committer.end_commit(&messages, &entries, 1)
+            committer.end_commit(&messages, &entries, (1, false))
         } else {
             committer.step_commit(&messages, &entries, &machine.snapshot())
         };
@@ -556,6 +560,7 @@ impl World {
             Ending::Failed(_) | Ending::Tripped(_) => End::Failed,
             Ending::Aborted if note.rolled_back => End::RolledBack,
             Ending::Aborted => End::Aborted,
+            Ending::Parked => return self.oracle.fault("nothing parks here"),
         };
         note.ends.push(end);
         // SIG-454: what is placed is shown, once.

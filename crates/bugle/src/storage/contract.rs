@@ -6,6 +6,7 @@ mod inbox;
 mod messages;
 mod notifications;
 mod parked;
+mod state;
 mod threads;
 
 use std::{future::Future, pin::Pin, sync::Arc};
@@ -51,6 +52,10 @@ where
         threads::mem_031_title_only_if_empty,
         threads::mem_104_resource_changes_merge,
         threads::r39_text_comes_back_whole,
+        state::state_026_tracking_is_a_patch_of_one_lane,
+        state::state_081_a_lane_changes_only_as_expected,
+        state::state_077_a_clone_has_lanes_of_its_own,
+        state::prov_007_thread_state_is_kept_by_kind,
         messages::mem_018_saving_touches_the_thread,
         messages::mem_043_saving_again_replaces_and_keeps_the_time,
         messages::mem_044_messages_of_others_are_not_overwritten,

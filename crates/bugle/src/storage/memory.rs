@@ -21,7 +21,9 @@ use super::{
 };
 use crate::{
     id::{MessageId, RunId, ThreadKey},
+    json::Value,
     message::{Resource, StoredMessage, Thread},
+    signal::LaneChange,
     time::{SharedClock, SystemClock, Timestamp},
 };
 
@@ -74,6 +76,8 @@ struct State {
     leases: HashMap<ThreadKey, LeaseState>,
     last_events: HashMap<ThreadKey, (u64, u64)>,
     notifications: notifications::Notifications,
+    /// By thread and kind.
+    thread_states: BTreeMap<(String, String), Value>,
 }
 
 /// Where an entry waits, and what it said when it was accepted; it may have been edited since (ruling 23).
@@ -99,6 +103,7 @@ impl State {
             self.messages.remove(&message);
         }
         self.notifications.delete_thread(id);
+        self.thread_states.retain(|(thread, _), _| thread != id);
         self.runs.retain(|_, run| *run.thread.thread_id != *id);
         self.parked.retain(|_, run| run.thread.as_ref().is_none_or(|thread| *thread.thread_id != *id));
         self.waiting.retain(|thread, _| *thread.thread_id != *id);
@@ -223,6 +228,37 @@ impl Storage for MemoryStorage {
             state.leases.entry(key).or_default().epoch = epoch;
         }
         Ok(thread)
+    }
+
+    async fn track_lanes(&self, thread_id: &str, changes: Vec<LaneChange>) -> Result<bool, StorageError> {
+        let state = &mut *self.state.lock();
+        let Some(thread) = state.threads.get_mut(thread_id) else {
+            return Err(StorageError::NotFound { what: "thread", id: thread_id.to_owned() });
+        };
+        Ok(rules::track_lanes(thread, &changes, self.clock.now()))
+    }
+
+    async fn get_thread_state(&self, thread_id: &str, kind: &str) -> Result<Option<Value>, StorageError> {
+        let key = (thread_id.to_owned(), kind.to_owned());
+        Ok(self.state.lock().thread_states.get(&key).cloned())
+    }
+
+    async fn set_thread_state(&self, thread_id: &str, kind: &str, value: Option<Value>) -> Result<(), StorageError> {
+        let state = &mut *self.state.lock();
+        if !state.threads.contains_key(thread_id) {
+            return Err(StorageError::NotFound { what: "thread", id: thread_id.to_owned() });
+        }
+        let key = (thread_id.to_owned(), kind.to_owned());
+        match value {
+            Some(value) => {
+                rules::check_thread_state(&value)?;
+                state.thread_states.insert(key, value);
+            }
+            None => {
+                state.thread_states.remove(&key);
+            }
+        }
+        Ok(())
     }
 
     async fn list_messages(&self, query: MessageQuery) -> Result<Page<StoredMessage>, StorageError> {

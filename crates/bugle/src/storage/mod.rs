@@ -31,7 +31,9 @@ use async_trait::async_trait;
 
 use crate::{
     id::{MessageId, RunId, ThreadKey},
+    json::Value,
     message::{Resource, StoredMessage, Thread},
+    signal::LaneChange,
 };
 
 /// A store.
@@ -111,6 +113,33 @@ pub trait Storage: fmt::Debug + Send + Sync {
 
     /// Reads, changes and writes a resource in one transaction, made if missing (MEM-104). Returns it as written.
     async fn update_resource(&self, id: &str, change: ResourceChange) -> Result<Resource, StorageError>;
+
+    // State (STATE §3, PROV-007).
+
+    /// Changes the tracking of state lanes of a thread in one transaction that touches nothing else of it: all of
+    /// `changes`, or nothing and `false` if a lane is not as expected any more (STATE-026, STATE-081).
+    ///
+    /// # Errors
+    /// [`StorageError::NotFound`] without the thread.
+    async fn track_lanes(&self, thread_id: &str, changes: Vec<LaneChange>) -> Result<bool, StorageError> {
+        let _ = (thread_id, changes);
+        Err(StorageError::Unsupported { domain: "state signals", store: self.describe() })
+    }
+
+    /// What is kept under `kind` (`task`, `goal`) of a thread.
+    async fn get_thread_state(&self, thread_id: &str, kind: &str) -> Result<Option<Value>, StorageError> {
+        let _ = (thread_id, kind);
+        Err(StorageError::Unsupported { domain: "thread state", store: self.describe() })
+    }
+
+    /// Replaces what is kept under `kind` of a thread; `None` removes it. Objects and lists only (STO-079).
+    ///
+    /// # Errors
+    /// [`StorageError::NotFound`] without the thread, [`StorageError::Invalid`] for other values.
+    async fn set_thread_state(&self, thread_id: &str, kind: &str, value: Option<Value>) -> Result<(), StorageError> {
+        let _ = (thread_id, kind, value);
+        Err(StorageError::Unsupported { domain: "thread state", store: self.describe() })
+    }
 
     // The durable inbox and runs (SIG §22.1; decisions 3 to 5 of the design).
 

@@ -38,12 +38,12 @@ impl SubAgent for Agent {
 
     async fn run(&self, task: Task) -> SubRun {
         let inner = task.runtime.inner.clone();
-        let now = inner.clock.now();
         let options = RunOptions {
             run_id: Some(task.run_id.clone()),
             max_steps: task.max_steps,
             instructions: instructions(self, &task),
-            context: as_messages(task.context.clone(), now),
+            // Not later than the prompt, which it stands before.
+            context: as_messages(task.context.clone(), task.message.created_at),
             request_context: task.request_context.clone(),
             ..RunOptions::default()
         };

@@ -26,7 +26,7 @@ use crate::{
     json::{Object, Value, json},
     message::{PromptOptions, Role, StoredMessage},
     model::{PromptMessage, ToolOutput},
-    run::{CallContext, DelegatedPark, DelegatedResume, ParkedCall, ToolOutcome, ToolRun},
+    run::{CallContext, DelegatedPark, DelegatedResume, ParkedCall, ToolOutcome},
     tool::Tool,
 };
 
@@ -95,12 +95,11 @@ impl Delegate {
     /// Runs one call to its end, or to where a person is asked.
     pub(crate) async fn run(
         &self,
-        run: ToolRun,
+        (call_id, args): (String, Value),
         context: CallContext,
         resume: Option<Box<DelegatedResume>>,
     ) -> ToolOutcome {
         let scope = context.scope.clone();
-        let args = run.args.clone().unwrap_or_default();
         let input = match parse(&args, &self.name, scope.options.references()) {
             Ok(input) => input,
             Err(value) => return ToolOutcome::Result { value, is_error: true, model_output: None },
@@ -123,7 +122,7 @@ impl Delegate {
                 thread_for(kind, context.thread.as_ref(), &self.key, &scope.state)
             }
         };
-        let attempt = Attempt::new(self, &scope, &context, run, thread, resume.is_some());
+        let attempt = Attempt::new(self, &scope, &context, call_id, thread, resume.is_some());
         attempt.run(input, args, resume).await
     }
 }
@@ -157,7 +156,7 @@ impl<'a> Attempt<'a> {
         delegate: &'a Delegate,
         scope: &'a Scope,
         context: &'a CallContext,
-        run: ToolRun,
+        call_id: String,
         thread: ThreadKey,
         is_resume: bool,
     ) -> Self {
@@ -166,7 +165,7 @@ impl<'a> Attempt<'a> {
             delegate,
             scope,
             context,
-            call_id: run.id,
+            call_id,
             thread,
             stores: delegate.agent.has_memory() || inherits,
             begun: Instant::now(),

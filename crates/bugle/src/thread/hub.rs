@@ -52,6 +52,8 @@ struct Runs {
 struct LiveRun {
     thread: ThreadKey,
     since: Timestamp,
+    /// It waits for a person: it is not at work.
+    parked: bool,
 }
 
 #[derive(Debug)]
@@ -231,13 +233,23 @@ impl Hub {
     /// A thread's run begins; `false` if a run of another thread has its id.
     pub(super) fn run_started(&self, run_id: &RunId, key: &ThreadKey, since: Timestamp) -> bool {
         let mut runs = self.runs.lock();
-        let live = runs.live.entry(run_id.clone()).or_insert_with(|| LiveRun { thread: key.clone(), since });
+        let live =
+            runs.live.entry(run_id.clone()).or_insert_with(|| LiveRun { thread: key.clone(), since, parked: false });
+        if live.thread == *key {
+            live.parked = false;
+        }
         live.thread == *key
     }
 
     /// When a live run began.
     pub(crate) fn run_began(&self, run_id: &RunId) -> Option<Timestamp> {
         self.runs.lock().live.get(run_id).map(|live| live.since)
+    }
+
+    /// A thread's run waits for a person.
+    pub(super) fn run_parked(&self, run_id: &RunId, key: &ThreadKey, since: Timestamp) {
+        let live = LiveRun { thread: key.clone(), since, parked: true };
+        self.runs.lock().live.insert(run_id.clone(), live);
     }
 
     pub(super) fn run_ended(&self, run_id: &RunId) {
@@ -263,7 +275,7 @@ impl Hub {
     /// Whether a run is at work, on a thread or without one.
     pub(crate) fn has_runs(&self) -> bool {
         let runs = self.runs.lock();
-        !runs.live.is_empty() || runs.unthreaded > 0
+        runs.live.values().any(|run| !run.parked) || runs.unthreaded > 0
     }
 
     /// How many threads have an actor.

@@ -9,8 +9,8 @@ use crate::{
     message::StoredMessage,
     signal::Signal,
     storage::{
-        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, Left, NewThread, RunChange, RunRecord,
-        SharedStorage, Storage, StorageError, rules,
+        Accept, Accepted, Commit, InboxEnd, InboxEntry, Lease, LeaseClaim, Left, NewThread, ParkedQuery, ParkedRun,
+        RunChange, RunRecord, SharedStorage, Storage, StorageError, rules,
     },
 };
 
@@ -72,8 +72,13 @@ pub(super) enum Done {
     Appended {
         entries: Vec<InboxEntry>,
         result: Result<Accepted, StorageError>,
+        /// What is parked on the thread, if it has become ours with this.
+        parked: Option<Vec<ParkedRun>>,
     },
-    Claimed(Result<(Lease, Left), StorageError>),
+    Claimed {
+        result: Result<(Lease, Left), StorageError>,
+        parked: Option<Vec<ParkedRun>>,
+    },
     Persisted {
         ticket: Ticket,
         message: Box<StoredMessage>,
@@ -171,7 +176,7 @@ impl Journal {
     fn kept(&mut self, mut done: Done) -> Done {
         let (lease, left) = match &mut done {
             Done::Appended { result: Ok(accepted), .. } => (accepted.lease.as_ref(), &mut accepted.left),
-            Done::Claimed(Ok((lease, left))) => (Some(&*lease), left),
+            Done::Claimed { result: Ok((lease, left)), .. } => (Some(&*lease), left),
             Done::Persisted { epoch: Some(epoch), left, .. } => {
                 self.claim.kept = Some(*epoch);
                 (None, left)
@@ -201,9 +206,19 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
         Op::Append(entries) => {
             let accept =
                 Accept { entries: entries.clone(), thread, claim: Some(claim), check_only: false, create_thread };
-            Done::Appended { entries, result: patiently(|| storage.accept(accept.clone())).await }
+            let kept = accept.claim.as_ref().and_then(|claim| claim.kept);
+            let result = patiently(|| storage.accept(accept.clone())).await;
+            let lease = result.as_ref().ok().and_then(|accepted| accepted.lease.as_ref());
+            let parked = if is_new(lease, kept) { look(&*storage, &accept.thread).await } else { None };
+            Done::Appended { entries, result, parked }
         }
-        Op::Claim => Done::Claimed(claim_only(&*storage, &thread, claim).await),
+        Op::Claim => {
+            let kept = claim.kept;
+            let result = claim_only(&*storage, &thread, claim).await;
+            let lease = result.as_ref().ok().map(|(lease, _)| lease);
+            let parked = if is_new(lease, kept) { look(&*storage, &thread).await } else { None };
+            Done::Claimed { result, parked }
+        }
         Op::Persist { ticket, message, create, epoch, consumes } => {
             let mut commit = Commit::new(thread, 0);
             commit.create_thread = create;
@@ -236,6 +251,23 @@ async fn perform(storage: Arc<dyn Storage>, thread: ThreadKey, claim: LeaseClaim
                 tracing::warn!(%thread, %error, "the lease could not be given up; it ends by itself");
             }
             Done::Quiet
+        }
+    }
+}
+
+/// Whether the thread is ours anew: while nobody else has had it, what is parked on it is known.
+fn is_new(lease: Option<&Lease>, kept: Option<u64>) -> bool {
+    matches!(lease, Some(Lease::Held { epoch }) if Some(*epoch) != kept)
+}
+
+/// What is parked on a thread, newest first. A store that parks nothing has nothing parked.
+async fn look(storage: &dyn Storage, thread: &ThreadKey) -> Option<Vec<ParkedRun>> {
+    match patiently(|| storage.list_parked(ParkedQuery::of_thread(thread))).await {
+        Ok(page) => Some(page.items),
+        Err(StorageError::Unsupported { .. }) => None,
+        Err(error) => {
+            tracing::error!(%thread, %error, "whether a run of this thread waits for a person cannot be read");
+            None
         }
     }
 }

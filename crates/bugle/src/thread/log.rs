@@ -64,6 +64,8 @@ struct Entry {
 struct Active {
     run_id: RunId,
     first: u64,
+    /// It waits for a person: no step is under way.
+    parked: bool,
 }
 
 impl State {
@@ -150,7 +152,10 @@ impl StreamLog {
     /// A run begins; those who subscribe from now on get it from here.
     pub(crate) fn begin_run(&self, run_id: &RunId) {
         let mut state = self.state.lock();
-        state.active = Some(Active { run_id: run_id.clone(), first: state.next });
+        // One that was parked here is read from its first chunk on (SIG-330).
+        let known = state.active.as_ref().filter(|active| active.run_id == *run_id).map(|active| active.first);
+        let first = known.unwrap_or(state.next);
+        state.active = Some(Active { run_id: run_id.clone(), first, parked: false });
     }
 
     /// Adds a chunk.
@@ -170,7 +175,7 @@ impl StreamLog {
     pub(crate) fn push_between_steps(&self, chunks: impl IntoIterator<Item = Chunk>) {
         let mut state = self.state.lock();
         state.held.extend(chunks);
-        if state.active.is_none() {
+        if state.active.as_ref().is_none_or(|active| active.parked) {
             state.show_held();
         }
         drop(state);
@@ -193,6 +198,33 @@ impl StreamLog {
         state.trim();
         drop(state);
         self.changed.notify_waiters();
+    }
+
+    /// A run waits for a person: its last chunk for now. Those who subscribe still get it from its first.
+    pub(crate) fn park_run(&self, run: &RunShared, last: Option<Chunk>) {
+        let mut state = self.state.lock();
+        let last_seq = match last {
+            Some(chunk) => state.push(chunk),
+            None => state.next.saturating_sub(1),
+        };
+        let first = run.end.set(End { last_seq, direct: DirectEnd::default() });
+        debug_assert!(first.is_ok(), "a run ends once");
+        if let Some(active) = state.active.as_mut().filter(|active| active.run_id == run.run_id) {
+            active.parked = true;
+        }
+        state.show_held();
+        state.trim();
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// A parked run keeps its thread no more.
+    pub(crate) fn forget_parked(&self, run_id: &RunId) {
+        let mut state = self.state.lock();
+        if state.active.as_ref().is_some_and(|active| active.parked && active.run_id == *run_id) {
+            state.active = None;
+            state.trim();
+        }
     }
 
     /// Drops what has ended, but for the newest chunk, by which a reconnecting reader sees that it has missed nothing.
@@ -335,6 +367,8 @@ pub(crate) struct RunShared {
     pub(crate) abort: CancellationToken,
     rollback: AtomicBool,
     fenced: AtomicBool,
+    /// The ids of its calls that wait for a person, or will again.
+    waiting: Mutex<Vec<String>>,
     /// Told of a stop while the run waits for its turn.
     waits_at: OnceLock<Arc<Notify>>,
     end: OnceLock<End>,
@@ -356,6 +390,7 @@ impl RunShared {
             abort,
             rollback: AtomicBool::new(false),
             fenced: AtomicBool::new(false),
+            waiting: Mutex::default(),
             waits_at: OnceLock::new(),
             end: OnceLock::new(),
         })
@@ -378,6 +413,17 @@ impl RunShared {
         if self.abort.is_cancelled() {
             thread.notify_one();
         }
+    }
+
+    /// These calls of it wait for a person.
+    pub(crate) fn set_waiting(&self, ids: Vec<String>) {
+        *self.waiting.lock() = ids;
+    }
+
+    /// Whether a decision about this call, or about any, has something to decide.
+    pub(crate) fn is_waiting_for(&self, tool_call_id: Option<&str>) -> bool {
+        let waiting = self.waiting.lock();
+        tool_call_id.map_or(!waiting.is_empty(), |id| waiting.iter().any(|known| known == id))
     }
 
     pub(crate) fn is_rollback(&self) -> bool {

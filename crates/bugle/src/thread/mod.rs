@@ -12,10 +12,11 @@ pub(crate) mod machine;
 mod queue_events;
 mod subscription;
 
-pub(crate) use actor::{DirectRequest, Leftover, Letter, SendLetter, ThreadLink};
+pub(crate) use actor::{DirectRequest, Leftover, Letter, ResumeRequest, RunEnd, SendLetter, ThreadLink};
 pub(crate) use hub::{Hub, RunUser, ThreadRef};
 pub(crate) use input::Input;
 pub use log::LogReader;
 pub(crate) use log::{DirectEnd, RunShared, StreamLog};
+pub(crate) use machine::Parked;
 pub use queue_events::QueueEvents;
 pub use subscription::Subscription;

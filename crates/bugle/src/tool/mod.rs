@@ -91,7 +91,7 @@ pub struct ToolContext {
     /// Given by a person to a suspended call.
     pub resume_data: Option<Value>,
     /// A delegation that goes on.
-    #[allow(dead_code, reason = "the seam of delegations, being filled")]
+    #[allow(dead_code, reason = "read by delegations")]
     pub(crate) resume: Option<Box<crate::run::parked::DelegatedResume>>,
     /// Writes chunks of its own (LOOP-075).
     pub writer: ToolWriter,
@@ -218,6 +218,7 @@ struct ToolInner {
     strict: bool,
     input_validator: Option<Arc<Validator>>,
     output_validator: Option<Arc<Validator>>,
+    resume_validator: Option<Arc<Validator>>,
 }
 
 impl fmt::Debug for Tool {
@@ -291,6 +292,7 @@ impl Tool {
                 strict: false,
                 input_validator: None,
                 output_validator: None,
+                resume_validator: None,
             }),
         }
     }
@@ -324,6 +326,7 @@ impl Tool {
     /// JSON Schema of what a person answers when the tool suspends. Marks the tool as one that may suspend.
     pub fn with_resume_schema(self, schema: Value) -> Self {
         self.change(|tool| {
+            tool.resume_validator = Validator::compile(&schema).map(Arc::new);
             tool.resume_schema = Some(schema);
             tool.suspends = true;
         })
@@ -402,6 +405,11 @@ impl Tool {
     /// Checks arguments; `Err` is the result the model reads instead (LOOP-070).
     pub fn check_input(&self, input: &Value) -> Result<(), Value> {
         check(self.inner.input_validator.as_deref(), input, "input", &self.inner.id)
+    }
+
+    /// Checks resume data; `Err` is the result the model reads instead (LOOP-114).
+    pub fn check_resume(&self, data: &Value) -> Result<(), Value> {
+        check(self.inner.resume_validator.as_deref(), data, "resume data", &self.inner.id)
     }
 
     /// Checks a result; `Err` is the result the model reads instead (LOOP-070).

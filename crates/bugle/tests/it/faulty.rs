@@ -11,7 +11,9 @@ use std::{
 use async_trait::async_trait;
 use bugle::{
     id::{MessageId, RunId, ThreadKey},
+    json::Value,
     message::{Resource, StoredMessage, Thread},
+    signal::LaneChange,
     storage::*,
     time::Timestamp,
 };
@@ -47,10 +49,13 @@ pub(crate) struct Faulty {
     /// Without notifications.
     bare: bool,
     /// How many writes are left until its process dies: from then on everything fails.
-    life: Option<AtomicI64>,
+    writes_left: Option<AtomicI64>,
     calls: AtomicUsize,
     holds: Mutex<HashMap<&'static str, Hold>>,
     failing: Mutex<HashMap<&'static str, usize>>,
+    /// Commits until the process that has it dies.
+    life: Mutex<Option<usize>>,
+    dead: watch::Sender<bool>,
 }
 
 impl Faulty {
@@ -65,11 +70,12 @@ impl Faulty {
 
     /// A process's view of a store that outlives it; the process dies after this many writes.
     pub(crate) fn on(inner: &Arc<MemoryStorage>, writes: Option<i64>) -> Arc<Self> {
-        Arc::new(Self { inner: inner.clone(), life: writes.map(AtomicI64::new), ..Self::default() })
+        Arc::new(Self { inner: inner.clone(), writes_left: writes.map(AtomicI64::new), ..Self::default() })
     }
 
-    pub(crate) fn is_dead(&self) -> bool {
-        self.life.as_ref().is_some_and(|life| life.load(Ordering::SeqCst) < 0)
+    /// Whether its process is out of writes.
+    fn is_out_of_writes(&self) -> bool {
+        self.writes_left.as_ref().is_some_and(|left| left.load(Ordering::SeqCst) < 0)
     }
 
     /// How often it was called.
@@ -78,10 +84,45 @@ impl Faulty {
     }
 
     async fn write(&self, operation: &'static str) -> Result<(), StorageError> {
-        if let Some(life) = &self.life {
-            life.fetch_sub(1, Ordering::SeqCst);
+        if let Some(left) = &self.writes_left {
+            left.fetch_sub(1, Ordering::SeqCst);
         }
         self.pass(operation).await
+    }
+
+    /// The same store for another process.
+    pub(crate) fn again(&self) -> Arc<Self> {
+        Arc::new(Self { inner: self.inner.clone(), ..Self::default() })
+    }
+
+    /// After so many commits nothing is written any more, and nobody hears of it: to its process the store is gone.
+    pub(crate) fn die_after(&self, commits: usize) {
+        *self.life.lock() = Some(commits);
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        *self.dead.borrow() || self.is_out_of_writes()
+    }
+
+    pub(crate) async fn dead(&self) {
+        let _ = self.dead.subscribe().wait_for(|dead| *dead).await;
+    }
+
+    async fn live(&self) {
+        if *self.dead.borrow() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    async fn committed(&self) {
+        let dies = self.life.lock().as_mut().is_some_and(|left| {
+            *left = left.saturating_sub(1);
+            *left == 0
+        });
+        if dies {
+            self.dead.send_replace(true);
+            self.live().await;
+        }
     }
 
     /// The next calls of `operation` wait.
@@ -98,9 +139,10 @@ impl Faulty {
 
     async fn pass(&self, operation: &'static str) -> Result<(), StorageError> {
         self.calls.fetch_add(1, Ordering::SeqCst);
-        if self.is_dead() {
+        if self.is_out_of_writes() {
             return Err(StorageError::Unavailable { message: "the process is dead".into(), source: None });
         }
+        self.live().await;
         let hold = self.holds.lock().get(operation).cloned();
         if let Some(hold) = hold {
             hold.pass().await;
@@ -153,6 +195,16 @@ impl Storage for Faulty {
         self.write("transfer_thread").await?;
         self.inner.transfer_thread(id, resource_id).await
     }
+    async fn track_lanes(&self, thread_id: &str, changes: Vec<LaneChange>) -> Result<bool, StorageError> {
+        self.pass("track_lanes").await?;
+        self.inner.track_lanes(thread_id, changes).await
+    }
+    async fn get_thread_state(&self, thread_id: &str, kind: &str) -> Result<Option<Value>, StorageError> {
+        self.inner.get_thread_state(thread_id, kind).await
+    }
+    async fn set_thread_state(&self, thread_id: &str, kind: &str, value: Option<Value>) -> Result<(), StorageError> {
+        self.inner.set_thread_state(thread_id, kind, value).await
+    }
     async fn list_messages(&self, query: MessageQuery) -> Result<Page<StoredMessage>, StorageError> {
         self.pass("list_messages").await?;
         self.inner.list_messages(query).await
@@ -204,7 +256,21 @@ impl Storage for Faulty {
     }
     async fn commit(&self, commit: Commit) -> Result<Committed, StorageError> {
         self.write("commit").await?;
-        self.inner.commit(commit).await
+        let done = self.inner.commit(commit).await;
+        self.committed().await;
+        done
+    }
+    async fn parked_run(&self, run_id: &RunId) -> Result<Option<ParkedRun>, StorageError> {
+        self.inner.parked_run(run_id).await
+    }
+    async fn list_parked(&self, query: ParkedQuery) -> Result<Page<ParkedRun>, StorageError> {
+        self.inner.list_parked(query).await
+    }
+    async fn park(&self, run: ParkedRun) -> Result<(), StorageError> {
+        self.inner.park(run).await
+    }
+    async fn unpark(&self, run_id: &RunId) -> Result<bool, StorageError> {
+        self.inner.unpark(run_id).await
     }
     async fn get_run(&self, run_id: &RunId) -> Result<Option<RunRecord>, StorageError> {
         self.pass("get_run").await?;

@@ -4,6 +4,7 @@
 mod faulty;
 mod support;
 
+mod approvals;
 #[path = "../../examples/subagents.rs"]
 #[allow(dead_code, reason = "its main is the example's")]
 mod example;
@@ -11,6 +12,7 @@ mod example;
 mod leftovers;
 mod r#loop;
 mod notifications;
+mod processors;
 mod runs;
 mod scorers;
 mod signals;

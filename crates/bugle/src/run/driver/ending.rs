@@ -23,11 +23,23 @@ impl Driver {
             if let Some(link) = &self.link {
                 let fenced = self.shared.is_fenced();
                 let left = Leftover::Nothing;
-                link.tell(Letter::RunEnded { run_id, returned, failed_to_start: false, fenced, left }).await;
+                let parked = if self.machine.has_to_claim() && !fenced {
+                    // Left before it was ours: it is parked still, if nobody else has taken it.
+                    let (storage, agent_id) = (self.inner.storage.clone(), self.prepared.agent.id().to_owned());
+                    resume::still_parked(&storage, &agent_id, &run_id).await
+                } else {
+                    None
+                };
+                let end = RunEnd { returned, fenced, left, parked, ..RunEnd::new(run_id) };
+                link.tell(Letter::RunEnded(end)).await;
             }
             return;
         };
-        let result = self.machine.output(&ending);
+        let mut result = self.machine.output(&ending);
+        let parked = (ending == Ending::Parked).then(|| self.parked());
+        if parked.is_some() {
+            result.parked = self.for_parent();
+        }
         let hooks = &self.prepared.options.hooks;
         let (last, direct) = match &ending {
             Ending::Finished => {
@@ -80,6 +92,11 @@ impl Driver {
                 let last = Chunk::agent(&run_id, Payload::Finish(Box::new(finish)));
                 (last, DirectEnd::default())
             }
+            Ending::Parked => {
+                // The last chunk says what is waited for; no `step-finish` or `finish` follows (LOOP-094).
+                self.log.park_run(&self.shared, self.machine.last_park_chunk());
+                return self.parked_and_told(result, output, parked).await;
+            }
         };
         self.log.end_run(&self.shared, Some(last), direct);
         let title = (ending == Ending::Finished).then(|| self.prepared.title_task(&result)).flatten();
@@ -93,7 +110,8 @@ impl Driver {
             // What could not be placed is tried again, after a while if nothing of the run was (SIG-207, SIG-255).
             let failed_to_start = !returned.is_empty() && !self.committed;
             let left = if self.committer.is_open() { Leftover::Record(None) } else { Leftover::Nothing };
-            link.tell(Letter::RunEnded { run_id, returned, failed_to_start, fenced: false, left }).await;
+            let end = RunEnd { returned, failed_to_start, left, ..RunEnd::new(run_id) };
+            link.tell(Letter::RunEnded(end)).await;
         }
         if let Some(title) = title {
             let tasks = self.inner.hub.tasks.clone();
@@ -102,6 +120,26 @@ impl Driver {
         if let Some(scoring) = scoring {
             let tasks = self.inner.hub.tasks.clone();
             tasks.spawn(scoring);
+        }
+    }
+}
+
+impl Driver {
+    /// Tells those who wait that the run is parked.
+    async fn parked_and_told(
+        mut self: Box<Self>,
+        result: RunOutput,
+        output: Option<oneshot::Sender<RunOutput>>,
+        parked: Option<crate::thread::Parked>,
+    ) {
+        if let Some(output) = output {
+            // The caller may have gone.
+            let _ = output.send(result);
+        }
+        if let Some(link) = &self.link {
+            let returned = std::mem::take(&mut self.in_hand);
+            let end = RunEnd { returned, parked, ..RunEnd::new(self.shared.run_id.clone()) };
+            link.tell(Letter::RunEnded(end)).await;
         }
     }
 }
@@ -194,6 +232,6 @@ pub(super) async fn fail_to_start(
         let _ = output.send(RunOutput::failed(run_id.clone(), error.clone()));
     }
     if let Some(link) = link {
-        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry, fenced: false, left }).await;
+        link.tell(Letter::RunEnded(RunEnd { failed_to_start: retry, left, ..RunEnd::new(run_id) })).await;
     }
 }

@@ -1,11 +1,16 @@
 //! Performs the effects of a run: asks the model, runs tools, commits, shows chunks. One task per run.
 
 mod ending;
+mod hooks;
+mod resume;
 mod scoring;
 mod tools;
 
 pub(crate) use ending::{aborted_direct, failed_direct, give_back};
 use ending::{fail_to_start, left_unread};
+use hooks::Hooks;
+use resume::Claiming;
+pub(crate) use resume::parked_of;
 
 use std::{collections::VecDeque, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -19,31 +24,32 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Decision, RunOptions, RunOutput, RunSnapshot,
-    commit::Committer,
+    commit::{CommitError, Committer, storage_error},
     completion::{Verdicts, judge},
     guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later},
     machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome, ToolRun},
     prepare::{Prepared, prepare},
     request::{Request, RequestEvent, timeout_error},
     settings::{HARD_STEPS, RunSettings},
-    tools::{CallContext, panicked},
+    tools::{CallContext, ToolTable, panicked},
     transcript::Transcript,
 };
 use crate::{
-    agent::Agent,
+    agent::{Agent, Dynamic, ModelEntry},
     chunk::{
         Chunk, ChunkBody, ChunkFrom, ErrorInfo, FinishReason, Payload, ResponseMetadata, StepFinishPayload, StepOutput,
         StepResult, Usage,
     },
     error::Error,
-    id::{MessageId, RunId},
+    id::{MessageId, RunId, ThreadKey},
     json::{Value, json},
     message::{ErrorPart, Part, PromptOptions, Role, StoredMessage, build_prompt_for, to_model_messages},
-    model::{ModelRequest, ToolChoice},
+    model::{ModelRequest, PromptMessage, ToolChoice},
+    processor::{Processors, RunInfo, Runner},
     runtime::{Bugle, Inner, RunInput},
     storage::InboxEntry,
     subagent::{DEFAULT_DEPTH, DelegationState, Detached, Scope, call_iteration_hook},
-    thread::{DirectEnd, Input, Leftover, Letter, RunShared, StreamLog, ThreadLink},
+    thread::{DirectEnd, Input, Leftover, Letter, RunEnd, RunShared, StreamLog, ThreadLink},
     time::Timestamp,
     tool::{Written, WrittenWhat},
 };
@@ -76,8 +82,11 @@ pub(crate) struct ResumeSeed {
     /// Pending input that came with the decision (ruling 6).
     pub(crate) messages: RunInput,
     /// Told once the run is ours, or why it is not.
-    pub(crate) claimed: Option<oneshot::Sender<Result<(), Error>>>,
+    pub(crate) claimed: Option<oneshot::Sender<Claimed>>,
 }
+
+/// The run is ours, and its chunks are in this log from here on; or why it is not.
+pub(crate) type Claimed = Result<(Arc<StreamLog>, u64), Error>;
 
 /// What is to become of a parked run.
 #[derive(Debug, Clone, PartialEq)]
@@ -146,9 +155,16 @@ struct Driver {
     written: mpsc::Receiver<Written>,
     writer: mpsc::Sender<Written>,
     total_deadline: Option<Instant>,
+    hooks: Hooks,
     /// What the run's delegations share.
     delegations: Arc<DelegationState>,
     detached: Option<Detached>,
+    /// The calls of the step run one after the other (LOOP-063).
+    sequential: bool,
+    /// It works for another run.
+    delegated: bool,
+    claiming: Option<Claiming>,
+    parked_at: Timestamp,
 }
 
 /// Runs a run to its end, whatever the code of its agent does: a panic ends the run, not the thread.
@@ -169,19 +185,45 @@ pub(crate) async fn drive(seed: RunSeed) {
     }
     if let Some(link) = link {
         let left = Leftover::Unknown;
-        link.tell(Letter::RunEnded { run_id, returned: Vec::new(), failed_to_start: retry, fenced: false, left }).await;
+        link.tell(Letter::RunEnded(RunEnd { failed_to_start: retry, left, ..RunEnd::new(run_id) })).await;
     }
 }
 
 async fn drive_to_end(seed: RunSeed) {
-    let RunSeed { agent, options, kind, shared, log, link, output, inner, streaming, delegated: _, detached } = seed;
+    let RunSeed { agent, options, mut kind, shared, log, link, output, inner, streaming, delegated, detached } = seed;
     let run_id = shared.run_id.clone();
-    log.begin_run(&run_id);
+    let mut claiming = None;
+    let mut known = Vec::new();
+    let mut resolution = None;
+    if let SeedKind::Resumed(seed) = &mut kind {
+        let waits = Claiming::new(seed);
+        match resume::load(&inner.storage, agent.id(), &run_id, seed).await {
+            Ok(found) => {
+                known = found.known;
+                seed.nested = Some(Box::new(found.snapshot));
+            }
+            Err(error) => return resume::refuse(waits, error, agent.id(), &inner, link, run_id).await,
+        }
+        claiming = Some(waits);
+        resolution = Some(seed.what.clone());
+    } else {
+        log.begin_run(&run_id);
+    }
+    let agent_id = agent.id().to_owned();
     let recorded = matches!(kind, SeedKind::Recorded);
-    let woken = !matches!(kind, SeedKind::Direct(_));
+    // Nobody but subscribers waits for it.
+    let woken = match &kind {
+        SeedKind::Direct(_) => false,
+        SeedKind::Resumed(_) => output.is_none(),
+        SeedKind::Woken | SeedKind::Recorded => true,
+    };
     let prepared = Box::pin(prepare(&inner, agent, &options, kind, (link.as_ref(), detached.as_ref()), &run_id)).await;
     let mut prepared = match prepared {
         Ok(prepared) => prepared,
+        Err(error) if claiming.is_some() => {
+            let waits = claiming.take().expect("it is there");
+            return resume::refuse(waits, Error::Run(Box::new(error)), &agent_id, &inner, link, run_id).await;
+        }
         Err(error) => {
             let left = match (recorded, &link) {
                 (true, Some(link)) => left_unread(&error, link.now(&inner.clock)),
@@ -191,6 +233,8 @@ async fn drive_to_end(seed: RunSeed) {
         }
     };
     let (writer, written) = mpsc::channel(WRITES);
+    let key = prepared.thread().cloned();
+    let runner = runner(&prepared, &inner, &shared, key.as_ref());
     let settings = RunSettings {
         run_id: run_id.clone(),
         agent_id: prepared.agent.id().to_owned(),
@@ -204,16 +248,24 @@ async fn drive_to_end(seed: RunSeed) {
         interruptible: prepared.agent.inner().interrupt == crate::agent::Interrupt::Reasoning,
         completion: prepared.completion.as_ref().map(|completion| completion.when),
         structured_output: prepared.options.structured_output.clone(),
+        stores: !delegated && link.is_some() && prepared.stores(),
+        judges: Hooks::judges(&runner),
         stored_options: prepared.options.to_stored(),
     };
-    let key = prepared.thread().cloned();
     let history = std::mem::take(&mut prepared.history);
     let delegations = prepared.snapshot.as_ref().map(|snapshot| snapshot.delegation.clone()).unwrap_or_default();
     let delegations = Arc::new(DelegationState::from_record(delegations));
     let machine = match &prepared.snapshot {
         Some(snapshot) => {
-            let transcript = Transcript::recovered(history, key, &snapshot.own, &snapshot.message_id);
-            RunMachine::recovered(settings, transcript, snapshot)
+            let open = snapshot.step.as_ref().map_or(&snapshot.message_id, |step| &step.message_id);
+            let transcript = Transcript::restored(history, &snapshot.kept, key, &snapshot.own, open);
+            match (resolution, &snapshot.step) {
+                (Some(resolution), Some(step)) => {
+                    let added = (std::mem::take(&mut prepared.first_messages), known);
+                    RunMachine::resumed(settings, transcript, snapshot, step, resolution, added)
+                }
+                _ => RunMachine::recovered(settings, transcript, snapshot),
+            }
         }
         None => {
             let mut transcript = Transcript::new(history, key);
@@ -229,6 +281,7 @@ async fn drive_to_end(seed: RunSeed) {
     if let (Some(link), Some(newest)) = (&link, machine.transcript().newest()) {
         link.placed_up_to(newest);
     }
+    let hooks = Hooks::new(runner, &prepared, link.as_ref().map(|link| &link.key));
     let total = prepared.options.model_settings.as_ref().and_then(|settings| settings.timeout?.total_ms);
     let committer = Committer::new(&inner, link.as_ref(), &prepared, &run_id, woken);
     let mut driver = Box::new(Driver {
@@ -255,9 +308,14 @@ async fn drive_to_end(seed: RunSeed) {
         tool_deadline: None,
         written,
         writer,
+        hooks,
         total_deadline: total.map(|ms| Instant::now() + Duration::from_secs_f64(ms / 1000.0)),
         delegations,
         detached,
+        sequential: false,
+        delegated,
+        claiming,
+        parked_at: Timestamp::default(),
     });
     let ending = driver.run().await;
     driver.finish(ending, output).await;
@@ -327,7 +385,10 @@ impl Driver {
                     }
                     Some(RequestEvent::Event(event)) => events.push_back(RunEvent::Model(event)),
                     Some(RequestEvent::Failed(error)) => {
-                        self.request = None;
+                        // Error hooks may go on with the request's next model.
+                        if !self.hooks.runner.has(crate::processor::Hook::ApiError) {
+                            self.request = None;
+                        }
                         events.push_back(RunEvent::ModelFailed(error.info()));
                     }
                     None => self.request = None,
@@ -338,8 +399,19 @@ impl Driver {
     }
 
     async fn feed(&mut self, event: RunEvent, events: &mut VecDeque<RunEvent>) -> Flow {
-        let now = self.link.as_ref().map_or_else(|| self.inner.clock.now(), |link| link.now(&self.inner.clock));
-        let effects = self.machine.apply(event, now);
+        let event = match self.intercept(event, events).await {
+            Ok(Some(event)) => event,
+            Ok(None) => return Flow::On,
+            Err(flow) => return flow,
+        };
+        let machine = &mut self.machine;
+        let effects = match &self.link {
+            Some(link) => link.placing(&self.inner.clock, |now| {
+                let effects = machine.apply(event, now);
+                (effects, machine.transcript().newest_placed())
+            }),
+            None => machine.apply(event, self.inner.clock.now()),
+        };
         for effect in effects {
             match effect {
                 RunEffect::Drain => match self.drain().await {
@@ -350,13 +422,42 @@ impl Driver {
                     Some(event) => events.push_back(event),
                     None => return Flow::Left,
                 },
+                RunEffect::Emit(chunk) if self.is_filtered(&chunk) => {
+                    // What a processor stops ends here: the machine hears of it before it does anything else.
+                    match self.emit_filtered(chunk, events).await {
+                        Ok(true) => {}
+                        Ok(false) => break,
+                        Err(flow) => return flow,
+                    }
+                }
                 RunEffect::Emit(chunk) => self.emit(chunk),
+                RunEffect::Filter(chunk) => match self.filter(chunk, events).await {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(flow) => return flow,
+                },
+                RunEffect::FlushStream => {
+                    if let Err(flow) = self.flush_stream(events).await {
+                        return flow;
+                    }
+                }
+                RunEffect::JudgeStep => match self.judge_step().await {
+                    Ok(event) => events.extend(event),
+                    Err(flow) => return flow,
+                },
+                RunEffect::JudgeResult => match self.judge_result().await {
+                    Ok(event) => events.extend(event),
+                    Err(flow) => return flow,
+                },
                 RunEffect::Request => {
                     if self.inner.is_draining() && self.committer.is_recoverable() {
                         // At a boundary while the process drains: the next owner goes on from here (CLI-072).
                         return Flow::Left;
                     }
-                    self.ask();
+                    match Box::pin(self.prepare_request()).await {
+                        Ok(event) => events.extend(event),
+                        Err(flow) => return flow,
+                    }
                 }
                 RunEffect::CancelRequest => self.request = None,
                 RunEffect::RunTools(runs) => self.start_tools(runs),
@@ -428,17 +529,11 @@ impl Driver {
         self.in_hand.extend(taken);
         let first = std::mem::take(&mut self.first_drain);
         let messages = if first { std::mem::take(&mut self.first_messages) } else { Vec::new() };
-        if self.prepared.agent.inner().input_processors.is_empty() || (entries.is_empty() && messages.is_empty()) {
+        let unguarded = !self.hooks.runner.has(crate::processor::Hook::Input);
+        if unguarded || (entries.is_empty() && messages.is_empty()) {
             return Some(RunEvent::Drained { inputs: entries, rejected: Vec::new(), messages });
         }
-        let now = self.inner.clock.now();
-        let mut watch = self.watch(PROCESSOR_GRACE);
-        let judged = if first {
-            guard_first(&self.prepared, &mut watch, now, entries, messages).await
-        } else {
-            guard_later(&self.prepared, &mut watch, now, entries).await
-        };
-        match judged {
+        match self.guard(first, entries, messages).await {
             Ok(event) => Some(event),
             // What was not judged goes back to the thread with the run's end.
             Err(Cut::TimedOut) => Some(self.timed_out()),
@@ -472,15 +567,31 @@ impl Driver {
         if rollback {
             self.machine.drop_echoes();
         }
-        let committed = if self.machine.is_ending() {
+        let claims = self.machine.has_to_claim();
+        let committed = if self.machine.is_parking() {
             let last = self.log.last_number() + self.machine.chunks_to_come();
-            if rollback {
+            self.park(&messages, last).await
+        } else if self.machine.is_ending() {
+            let last = self.log.last_number() + self.machine.chunks_to_come();
+            let ended = if rollback {
                 let joined = self.machine.joined().cloned().collect();
                 let placed = (self.machine.wake().cloned(), joined);
-                self.committer.roll_back(self.machine.transcript().own_ids(), placed, last).await
+                self.committer.roll_back(self.machine.transcript().own_ids(), placed, (last, claims)).await
+            } else if claims && !self.delegated && !self.committer.has_thread() {
+                match self.unpark().await {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(CommitError::NotParked),
+                    Err(error) => Err(error),
+                }
             } else {
-                self.committer.end(&messages, &entries, last).await
+                self.committer.end(&messages, &entries, (last, claims)).await
+            };
+            if claims && ended.is_ok() {
+                self.now_ours();
             }
+            ended
+        } else if claims {
+            self.claim(&messages).await
         } else {
             self.committer.step(&messages, &entries, &self.machine.snapshot()).await
         };
@@ -498,12 +609,23 @@ impl Driver {
                 }
                 Some(RunEvent::Committed)
             }
-            Err(super::commit::CommitError::Stale) => {
+            Err(CommitError::Stale) => {
                 tracing::warn!(run = %self.shared.run_id, "the thread has another owner; this run stops");
                 self.shared.fence();
                 None
             }
-            Err(super::commit::CommitError::Failed(error)) => {
+            Err(CommitError::NotParked) => {
+                self.not_ours();
+                None
+            }
+            Err(CommitError::Failed(error)) if claims => {
+                // It stays parked, and its caller may try again.
+                if let Some(claiming) = &mut self.claiming {
+                    claiming.tell(Err(Error::Run(Box::new(error))));
+                }
+                None
+            }
+            Err(CommitError::Failed(error)) => {
                 self.machine.restore_commit(&messages, entries);
                 if self.machine.is_ending()
                     && let Some(hook) = &self.prepared.options.hooks.on_error
@@ -518,31 +640,40 @@ impl Driver {
 
     // The model.
 
-    fn ask(&mut self) {
+    /// Sends a request; with nothing given, that of the call.
+    fn ask(&mut self, given: Option<(Vec<ModelEntry>, ModelRequest)>) {
+        let (models, request) = given.unwrap_or_else(|| {
+            let models = self.prepared.models.clone();
+            let request = self.model_request(&models, self.prepared.system.clone(), &self.prepared.tools);
+            (models, request)
+        });
+        let asks = self.hooks.runner.has(crate::processor::Hook::ApiError);
+        self.request = Some(Request::new(models, self.model_index, request, self.prepared.retries()).asking(asks));
+    }
+
+    fn model_request(&self, models: &[ModelEntry], system: Vec<PromptMessage>, tools: &ToolTable) -> ModelRequest {
         let prepared = &self.prepared;
         let options = PromptOptions {
             filter_incomplete_tool_calls: prepared.memory.filter_incomplete_tool_calls,
             max_tool_result_bytes: prepared.options.max_tool_result_bytes,
         };
-        let models = prepared.models.clone();
         let provider = models.get(self.model_index).map(|entry| entry.model.provider().to_owned());
-        let mut prompt = prepared.system.clone();
+        let mut prompt = system;
         prompt.extend(build_prompt_for(self.machine.transcript().messages(), &options, provider.as_deref()));
         let offers_tools = self.machine.offers_tools();
         let response_format = prepared.response_format();
         prepared.inject_schema(&mut prompt);
-        let request = ModelRequest {
+        ModelRequest {
             prompt,
-            tools: if offers_tools { prepared.tools.definitions() } else { Vec::new() },
-            tool_choice: if offers_tools { prepared.tools.choice() } else { ToolChoice::None },
+            tools: if offers_tools { tools.definitions() } else { Vec::new() },
+            tool_choice: if offers_tools { tools.choice() } else { ToolChoice::None },
             settings: prepared.options.model_settings.clone().unwrap_or_default(),
             provider_options: prepared.options.provider_options.clone(),
             response_format,
             headers: prepared.headers(prepared.thread()),
             streaming: self.streaming,
             include_raw: prepared.options.include_raw_chunks,
-        };
-        self.request = Some(Request::new(models, self.model_index, request, prepared.retries()));
+        }
     }
 
     // Chunks.
@@ -588,4 +719,26 @@ pub(crate) fn read_snapshot(value: Value) -> Result<RunSnapshot, ErrorInfo> {
     serde_json::from_value(value).map_err(|error| {
         ErrorInfo::new("InvalidSnapshot", format!("the record of the run cannot be read ({error}); it is dropped"))
     })
+}
+
+/// The processors of a run: those of the call in the place of the agent's (PROC-003).
+fn runner(prepared: &Prepared, inner: &Arc<Inner>, shared: &RunShared, thread: Option<&ThreadKey>) -> Runner {
+    let (options, agent) = (&prepared.options, prepared.agent.inner());
+    let context = &options.request_context;
+    let list = |own: &Option<Processors>, of_agent: &Dynamic<Processors>| {
+        own.clone().unwrap_or_else(|| of_agent.resolve(context))
+    };
+    let input = list(&options.input_processors, &agent.input_processors);
+    let output = list(&options.output_processors, &agent.output_processors);
+    let error = list(&options.error_processors, &agent.error_processors);
+    let info = RunInfo {
+        run_id: shared.run_id.clone(),
+        agent_id: prepared.agent.id().to_owned(),
+        thread: thread.cloned(),
+        request_context: context.clone(),
+        abort: shared.abort.clone(),
+        runtime: Some(Bugle { inner: inner.clone() }),
+    };
+    let retries = options.max_processor_retries.or(agent.max_processor_retries);
+    Runner::new([&input, &output, &error], retries, info)
 }

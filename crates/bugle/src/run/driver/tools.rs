@@ -5,8 +5,9 @@ use super::*;
 
 impl Driver {
     pub(super) fn start_tools(&mut self, runs: Vec<ToolRun>) {
-        let here = runs.iter().any(|run| self.prepared.tools.runs_here(&run.name));
+        let here = runs.iter().any(|run| self.hooks.tools.runs_here(&run.name));
         self.tool_messages = if here { self.machine.transcript().messages().into() } else { Arc::default() };
+        self.sequential = self.prepared.tools.is_sequential(&runs);
         self.waiting_tools = runs.into();
         self.next_tools();
     }
@@ -17,6 +18,7 @@ impl Driver {
         }
         let scope = Arc::new(self.scope());
         let limit = self.prepared.options.tool_call_concurrency.unwrap_or(10).max(1) as usize;
+        let limit = if self.sequential { 1 } else { limit };
         while self.tools.len() < limit {
             let Some(run) = self.waiting_tools.pop_front() else { return };
             let context = CallContext {
@@ -30,7 +32,7 @@ impl Driver {
                 runtime: Bugle { inner: self.inner.clone() },
                 scope: scope.clone(),
             };
-            let tools = self.prepared.tools.clone();
+            let tools = self.hooks.tools.clone();
             self.running_tools.push(run.index);
             let index = run.index;
             self.tools.spawn(async move {
@@ -88,6 +90,12 @@ impl Driver {
             if let Some(record) = self.delegations.take_change() {
                 events.push_back(RunEvent::Delegated(record));
             }
+            if self.sequential && matches!(outcome, ToolOutcome::Parked(_)) {
+                // What comes after it waits for the decision (LOOP-095).
+                for run in std::mem::take(&mut self.waiting_tools) {
+                    events.push_back(RunEvent::ToolDone { index: run.index, outcome: ToolOutcome::NotStarted });
+                }
+            }
             events.push_back(RunEvent::ToolDone { index, outcome });
         }
         if self.running_tools.is_empty() {
@@ -115,7 +123,7 @@ impl Driver {
             }
             WrittenWhat::Data(data) => {
                 if data.transient != Some(true) {
-                    self.machine.keep_data(&data);
+                    self.machine.keep_data(&tool_call_id, &data);
                 }
                 ChunkBody::Data(data)
             }

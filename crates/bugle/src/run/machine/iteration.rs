@@ -1,7 +1,7 @@
 //! The end of an iteration: what the loop would do, and what the hook says about it (SUB §10).
 
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
-use super::{tools::settle, *};
+use super::*;
 use crate::{
     chunk::{ErrorInfo, FinishReason},
     json::json,
@@ -173,6 +173,12 @@ impl RunMachine {
                     }
                     result.message_id = Some(self.message_id.clone());
                 }
+                if self.step_resumed
+                    && let Some(result) = &mut self.step_result
+                {
+                    // The parked message is closed; the next step has another (LOOP-111).
+                    result.message_id = Some(self.message_id.clone());
+                }
                 self.phase = Phase::Committing(AfterCommit::NextStep { echoes });
                 effects.push(RunEffect::Commit);
             }
@@ -233,10 +239,9 @@ impl RunMachine {
 
     /// A model called tools in a turn that offers none: nothing runs, and the calls have results all the same.
     pub(super) fn refuse_calls(&mut self, now: Timestamp, effects: &mut Effects) {
-        for state in &mut self.calls {
-            let outcome = ToolOutcome::Failed(ErrorInfo::new("ToolNotOffered", "no tools are offered in this turn"));
-            settle(self.transcript.open_answer(), &state.call.id, &outcome);
-            state.outcome = Some(outcome);
+        for at in 0..self.calls.len() {
+            let error = ErrorInfo::new("ToolNotOffered", "no tools are offered in this turn");
+            self.settle(at, ToolOutcome::Failed(error));
         }
         self.show_results(effects);
         self.boundary(now, effects);

@@ -8,6 +8,8 @@ mod end;
 mod event;
 mod input;
 mod iteration;
+mod judge;
+mod park;
 mod result;
 mod scoring;
 mod step;
@@ -16,13 +18,15 @@ mod tools;
 pub(crate) use event::*;
 use input::mark_blocked;
 use iteration::Plan;
+use judge::{Guarding, Judged};
+pub(crate) use judge::{ResultVerdict, StepVerdict};
 pub(super) use tools::model_output_metadata;
 
 use serde_json::Value;
 use smallvec::SmallVec;
 
 use super::{
-    StepSummary,
+    ParkedCall, Resolution, StepSummary,
     response::{Call, Response},
     settings::RunSettings,
     snapshot::{RunSnapshot, SnapshotPhase},
@@ -30,7 +34,7 @@ use super::{
     transcript::{Transcript, is_call},
 };
 use crate::{
-    chunk::{Chunk, Payload, ResponseMetadata, StepResult, Usage},
+    chunk::{Chunk, ErrorInfo, Payload, ResponseMetadata, StepResult, Usage},
     id::MessageId,
     message::{Part, StoredMessage, ToolState},
     signal::Signal,
@@ -55,6 +59,8 @@ enum Phase {
     Tools,
     /// The answer is being judged.
     Scoring,
+    /// Processors judge a step or the answer.
+    Guarding(Guarding),
     /// The hook at the end of the iteration is asked.
     Judging(Plan),
     /// Over.
@@ -82,6 +88,8 @@ enum AfterCommit {
     RunTools,
     /// Some calls have finished; others run on.
     ToolProgress,
+    /// The run is parked: say for what.
+    Park,
     /// The step is over and another follows.
     NextStep { echoes: Vec<Chunk> },
     /// The run is over.
@@ -92,6 +100,23 @@ enum AfterCommit {
 struct CallState {
     call: Call,
     outcome: Option<ToolOutcome>,
+    /// Its result is out.
+    shown: bool,
+    /// How it goes on after it was parked.
+    resume: Option<ToolResume>,
+}
+
+impl CallState {
+    fn new(call: Call) -> Self {
+        Self { call, outcome: None, shown: false, resume: None }
+    }
+
+    fn parked(&self) -> Option<&ParkedCall> {
+        match &self.outcome {
+            Some(ToolOutcome::Parked(parked)) => Some(parked),
+            _ => None,
+        }
+    }
 }
 
 /// The loop of one run.
@@ -140,6 +165,7 @@ pub(crate) struct RunMachine {
     stop_cause: Option<String>,
     /// How often the run was gone on with since it had finished this many steps.
     recoveries: (u32, u32),
+    judged: Judged,
     /// What delegations have led to.
     delegation: DelegationRecord,
     /// The hook was asked about the current iteration.
@@ -148,6 +174,16 @@ pub(crate) struct RunMachine {
     last_turn: bool,
     /// The id of the answer after this step.
     next_message_id: Option<MessageId>,
+    /// The step at work was parked before.
+    step_resumed: bool,
+    /// What is to become of the parked run.
+    resolution: Option<Resolution>,
+    /// Where the run is parked, or was: the message of its calls.
+    call_message_id: MessageId,
+    /// The answer's text of steps before this process had the run.
+    earlier_text: String,
+    /// The first message of the answer, after failed completion checks (SCO-048).
+    answer_message: Option<MessageId>,
 }
 
 impl RunMachine {
@@ -163,6 +199,7 @@ impl RunMachine {
             late_results: false,
             model: ModelName::default(),
             first_message_id: message_id.clone(),
+            call_message_id: message_id.clone(),
             message_id,
             started: false,
             step_started: false,
@@ -187,15 +224,30 @@ impl RunMachine {
             step_result: None,
             stop_cause: None,
             recoveries: (0, 0),
+            judged: Judged::default(),
             delegation: DelegationRecord::default(),
             iteration_judged: false,
             last_turn: false,
             next_message_id: None,
+            step_resumed: false,
+            resolution: None,
+            earlier_text: String::new(),
+            answer_message: None,
         }
     }
 
     /// A run that an earlier process left. A call that was started and has no result is not repeated (LOOP-255).
     pub(crate) fn recovered(settings: RunSettings, mut transcript: Transcript, snapshot: &RunSnapshot) -> Self {
+        let unknown = "outcome unknown after a restart: the call was started and is not repeated";
+        if let Some(step) = &snapshot.step {
+            let mut machine = Self::restored(settings, transcript, snapshot, step);
+            for at in 0..machine.calls.len() {
+                if machine.calls[at].outcome.is_none() {
+                    machine.settle(at, ToolOutcome::Failed(ErrorInfo::new("Error", unknown)));
+                }
+            }
+            return machine;
+        }
         if snapshot.phase == SnapshotPhase::Tools
             && let Some(answer) = transcript.open_answer()
         {
@@ -204,23 +256,30 @@ impl RunMachine {
                     && let Part::ToolInvocation(call) = part
                 {
                     call.tool_invocation.state = ToolState::OutputError;
-                    call.tool_invocation.error_text =
-                        Some("outcome unknown after a restart: the call was started and is not repeated".to_owned());
+                    call.tool_invocation.error_text = Some(unknown.to_owned());
                 }
             }
         }
         let mut machine = Self::new(settings, transcript, snapshot.message_id.clone());
-        machine.first_message_id = snapshot.first_message_id.clone();
-        machine.iteration = snapshot.iteration;
-        machine.earlier_steps = snapshot.steps + u32::from(snapshot.phase == SnapshotPhase::Tools);
-        machine.usage = snapshot.usage.clone();
-        machine.consumed = snapshot.consumed.clone();
-        machine.placed = machine.placed_before();
-        machine.wake = snapshot.wake.clone();
+        machine.take_over(snapshot);
+        machine.earlier_steps += u32::from(snapshot.phase == SnapshotPhase::Tools);
         machine.recoveries = (snapshot.recoveries, machine.step_count());
-        machine.delegation = snapshot.delegation.clone();
-        machine.last_turn = snapshot.last_turn;
         machine
+    }
+
+    /// What a snapshot says of the steps before.
+    fn take_over(&mut self, snapshot: &RunSnapshot) {
+        self.first_message_id = snapshot.first_message_id.clone();
+        self.iteration = snapshot.iteration;
+        self.earlier_steps = snapshot.steps;
+        self.usage = snapshot.usage.clone();
+        self.consumed = snapshot.consumed.clone();
+        self.placed = self.placed_before();
+        self.wake = snapshot.wake.clone();
+        self.delegation = snapshot.delegation.clone();
+        self.last_turn = snapshot.last_turn;
+        self.answer_message = snapshot.answer_from.clone();
+        self.earlier_text = self.transcript.answer_text(self.answer_message.as_ref());
     }
 
     /// What an earlier process placed for this run, from its rows: a rollback gives it back (ruling 33).
@@ -242,9 +301,14 @@ impl RunMachine {
             .collect()
     }
 
-    /// What the run goes on from after a crash.
+    /// What the run goes on from after a crash, or after a person's decision.
     pub(crate) fn snapshot(&self) -> RunSnapshot {
-        let in_tools = matches!(self.phase, Phase::Committing(AfterCommit::RunTools | AfterCommit::ToolProgress));
+        let phase = match self.phase {
+            Phase::Committing(AfterCommit::Park) => SnapshotPhase::Parked,
+            Phase::Committing(AfterCommit::RunTools | AfterCommit::ToolProgress) => SnapshotPhase::Tools,
+            _ => SnapshotPhase::Request,
+        };
+        let has_step = phase != SnapshotPhase::Request && (self.step_resumed || self.waits_for_people());
         RunSnapshot {
             message_id: self.next_message_id.as_ref().unwrap_or(&self.message_id).clone(),
             first_message_id: self.first_message_id.clone(),
@@ -256,13 +320,13 @@ impl RunMachine {
             own: self.transcript.own_ids(),
             // A step that is finished did not kill its process.
             recoveries: if self.step_count() > self.recoveries.1 { 0 } else { self.recoveries.0 },
-            phase: if in_tools { SnapshotPhase::Tools } else { SnapshotPhase::Request },
+            phase,
             options: self.settings.stored_options.clone(),
-            step: None,
-            kept: Vec::new(),
-            answer_from: None,
             delegation: self.delegation.clone(),
             last_turn: self.last_turn,
+            step: has_step.then(|| self.parked_step()),
+            kept: if has_step { self.transcript.kept(!self.settings.stores) } else { Vec::new() },
+            answer_from: self.answer_message.clone(),
         }
     }
 
@@ -318,11 +382,16 @@ impl RunMachine {
 
     /// How many chunks of the run are still to come once its last commit is durable.
     pub(crate) fn chunks_to_come(&self) -> u64 {
-        let Phase::Committing(AfterCommit::End { echoes, ending }) = &self.phase else { return 0 };
+        let (echoes, ending) = match &self.phase {
+            Phase::Committing(AfterCommit::End { echoes, ending }) => (echoes, ending),
+            Phase::Committing(AfterCommit::Park) => return self.park_chunk_count(),
+            _ => return 0,
+        };
         let own = match ending {
             Ending::Finished => 2,
             Ending::Failed(_) | Ending::Aborted => 1 + u64::from(!self.started),
             Ending::Tripped(_) => 2,
+            Ending::Parked => 0,
         };
         own + echoes.len() as u64
     }
@@ -344,6 +413,12 @@ impl RunMachine {
     pub(crate) fn apply(&mut self, event: RunEvent, now: Timestamp) -> Effects {
         let mut effects = Effects::new();
         match event {
+            RunEvent::Begun if self.resolution.is_some() => self.go_on_parked(now, &mut effects),
+            // An earlier process had the step.
+            RunEvent::Begun if self.step_resumed => {
+                self.phase = Phase::Tools;
+                self.tools_progressed(now, &mut effects);
+            }
             RunEvent::Begun => {
                 self.phase = Phase::Draining(DrainPoint::First);
                 effects.push(RunEffect::Drain);
@@ -351,7 +426,14 @@ impl RunMachine {
             RunEvent::Drained { inputs, rejected, messages } => {
                 self.drained(inputs, rejected, messages, now, &mut effects);
             }
-            RunEvent::Tripped { tripwire, inputs, messages } => {
+            RunEvent::Passed(chunks) => self.passed(chunks, &mut effects),
+            RunEvent::StreamPassed => self.stream_passed(now, &mut effects),
+            RunEvent::StepJudged(verdict) => self.step_judged(verdict, now, &mut effects),
+            RunEvent::ResultJudged(verdict) => self.result_judged(verdict, now, &mut effects),
+            RunEvent::Violated(tripwire) => self.violate(tripwire, now, &mut effects),
+            RunEvent::HookFailed(error) => self.hook_failed(error, now, &mut effects),
+            RunEvent::RetryRequest => self.retry_request(now, &mut effects),
+            RunEvent::Tripped { tripwire, error, inputs, messages } => {
                 self.note_wake(&inputs, &messages);
                 for entry in inputs {
                     self.reject(entry, &tripwire, now);
@@ -360,10 +442,10 @@ impl RunMachine {
                     mark_blocked(&mut message, &tripwire);
                     self.transcript.add_input(message);
                 }
-                if self.aborting {
-                    self.end_aborted(now, &mut effects);
-                } else {
-                    self.end(Ending::Tripped(tripwire), now, &mut effects);
+                match error {
+                    _ if self.aborting => self.end_aborted(now, &mut effects),
+                    Some(error) => self.end(Ending::Failed(error), now, &mut effects),
+                    None => self.end(Ending::Tripped(tripwire), now, &mut effects),
                 }
             }
             RunEvent::Committed => self.committed(now, &mut effects),
@@ -372,6 +454,7 @@ impl RunMachine {
                 self.model = model;
                 // Nothing of a model that failed before it is kept (LOOP-048).
                 self.response = Response::default();
+                self.judged.raw = Response::default();
                 self.response.warnings = warnings;
                 self.start_step(now, &mut effects);
             }
@@ -392,7 +475,7 @@ impl RunMachine {
                 match self.phase {
                     Phase::Requesting => effects.push(RunEffect::CancelRequest),
                     Phase::Tools => effects.push(RunEffect::CancelTools),
-                    Phase::Done | Phase::Committing(AfterCommit::End { .. }) => return effects,
+                    Phase::Done | Phase::Committing(AfterCommit::End { .. } | AfterCommit::Park) => return effects,
                     Phase::Judging(_) => self.leave_judging(&mut effects),
                     _ => {}
                 }

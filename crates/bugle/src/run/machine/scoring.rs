@@ -32,7 +32,7 @@ impl RunMachine {
     /// What the scorers see of it.
     pub(super) fn step_to_score(&self) -> StepToScore {
         let mut tool_results = Vec::new();
-        for CallState { call, outcome } in &self.calls {
+        for CallState { call, outcome, .. } in &self.calls {
             let (id, name) = (&call.id, &call.name);
             match outcome {
                 Some(ToolOutcome::Result { value, is_error, .. }) => tool_results.push(
@@ -89,6 +89,7 @@ impl RunMachine {
         self.seal_step(true, None);
         if was_answer {
             self.answer_from = self.steps.len() + 1;
+            self.earlier_text.clear();
         }
         let echoes = std::mem::take(&mut self.held_echoes);
         self.phase = Phase::Committing(AfterCommit::NextStep { echoes });

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
-use super::*;
+use super::{park::CLOSED_BY_ABORT, *};
 use crate::{
     agent::OnStepLimit,
     chunk::{ChunkBody, ErrorInfo, FinishReason},
@@ -21,13 +21,20 @@ impl RunMachine {
                 self.show_echoes(echoes, effects);
                 self.end_aborted(now, effects);
             }
-            AfterCommit::RunTools if self.aborting => self.end_aborted(now, effects),
+            AfterCommit::RunTools if self.aborting => {
+                self.close_parked(CLOSED_BY_ABORT, effects);
+                self.end_aborted(now, effects);
+            }
             AfterCommit::Request { echoes } => {
                 self.show_echoes(echoes, effects);
                 self.request(effects);
             }
             AfterCommit::RunTools => {
                 self.phase = Phase::Tools;
+                if self.step_resumed {
+                    self.show_results(effects);
+                    self.acknowledge(effects);
+                }
                 let runs = self.calls.iter().enumerate().filter(|(_, state)| state.outcome.is_none());
                 let runs: Vec<ToolRun> = runs
                     .map(|(index, state)| ToolRun {
@@ -35,16 +42,26 @@ impl RunMachine {
                         id: state.call.id.clone(),
                         name: state.call.name.clone(),
                         args: state.call.args.clone(),
+                        resume: state.resume.clone(),
                     })
                     .collect();
+                if runs.is_empty() {
+                    // All that the step still had to do was decided.
+                    return self.tools_progressed(now, effects);
+                }
                 effects.push(RunEffect::RunTools(runs));
             }
             AfterCommit::ToolProgress => {
                 self.phase = Phase::Tools;
+                if self.step_resumed {
+                    // Part of the step was shown before it was parked: the rest as it becomes known (LOOP-096).
+                    self.show_results(effects);
+                }
                 if self.late_results {
                     self.tools_progressed(now, effects);
                 }
             }
+            AfterCommit::Park => self.parked(effects),
             AfterCommit::NextStep { echoes } => {
                 self.show_echoes(echoes, effects);
                 self.finish_step(effects);
@@ -81,7 +98,8 @@ impl RunMachine {
             AfterCommit::Request { .. }
             | AfterCommit::NextStep { .. }
             | AfterCommit::RunTools
-            | AfterCommit::ToolProgress => {
+            | AfterCommit::ToolProgress
+            | AfterCommit::Park => {
                 effects.push(self.chunk(Payload::Error { error: error.clone() }));
                 effects.push(RunEffect::End(Ending::Failed(error)));
             }
@@ -115,6 +133,7 @@ impl RunMachine {
         self.response = Response::default();
         self.calls.clear();
         self.iteration_judged = false;
+        self.step_resumed = false;
         self.step_started = false;
         self.step_result = None;
         if let Some(structured) = &mut self.structured {
@@ -142,6 +161,9 @@ impl RunMachine {
             return;
         }
         self.start_step(now, effects);
+        if self.settings.judges.stream && !self.judged.bypass {
+            return self.raw_event(event, effects);
+        }
         let finished = matches!(event, ModelEvent::Finish { .. });
         let step = self.step_count() + 1;
         let transcript = &self.transcript;
@@ -183,11 +205,20 @@ impl RunMachine {
             return self.fail(error, now, effects);
         }
         self.usage.add(&finish.usage.clone());
+        if !self.judge_step(effects) {
+            self.accept_step(now, effects);
+        }
+    }
+
+    /// The response counts: it is kept, and its calls run.
+    pub(super) fn accept_step(&mut self, now: Timestamp, effects: &mut Effects) {
+        let calls: Vec<Call> = self.response.calls().filter(|call| !call.provider_executed).cloned().collect();
+        self.step_accepted();
         self.keep_response(true, now);
         if calls.is_empty() {
             return self.boundary(now, effects);
         }
-        self.calls = calls.into_iter().map(|call| CallState { call, outcome: None }).collect();
+        self.calls = calls.into_iter().map(CallState::new).collect();
         if self.last_turn {
             return self.refuse_calls(now, effects);
         }
@@ -204,6 +235,7 @@ impl RunMachine {
         let (provider, model_id) = (self.model.provider.clone(), self.model.model.clone());
         let message_id = self.message_id.clone();
         let answer = self.transcript.answer(&message_id, now);
+        self.judged.kept_from = Some(answer.content.parts.len());
         let after_tool = answer.content.parts.iter().any(|part| matches!(part, Part::ToolInvocation(_)));
         let parts = self.response.parts(calls, after_tool, &model, now);
         answer.content.parts.extend(parts);

@@ -1,7 +1,10 @@
 //! The calls of a step: their outcomes, kept and shown.
 
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
-use super::*;
+use super::{
+    park::{CLOSED_BY_ABORT, note_pending},
+    *,
+};
 use crate::{
     chunk::ToolResultPayload,
     json::{Object, json},
@@ -17,18 +20,34 @@ impl RunMachine {
         if !committing && !matches!(self.phase, Phase::Tools) {
             return;
         }
-        let Some(state) = self.calls.get_mut(index) else { return };
-        if state.outcome.is_some() {
+        if self.calls.get(index).is_none_or(|state| state.outcome.is_some()) {
             return;
         }
-        let id = state.call.id.clone();
-        settle(self.transcript.open_answer(), &id, &outcome);
-        state.outcome = Some(outcome);
+        let waits = matches!(outcome, ToolOutcome::NotStarted);
+        self.settle(index, outcome);
+        if waits && self.calls.iter().any(|state| state.outcome.is_none()) {
+            // The call it waits behind is about to be told of.
+            return;
+        }
         if committing {
             self.late_results = true;
         } else {
             self.tools_progressed(now, effects);
         }
+    }
+
+    /// Takes in a call's outcome and writes it into the message that holds the call.
+    pub(super) fn settle(&mut self, index: usize, outcome: ToolOutcome) {
+        let run_id = self.settings.run_id.clone();
+        let Some(state) = self.calls.get_mut(index) else { return };
+        let approved = matches!(state.resume, Some(ToolResume::Approved));
+        if let Some(message) = self.transcript.with_call(&state.call.id) {
+            settle(message, &state.call.id, &outcome, approved);
+            if let ToolOutcome::Parked(parked) = &outcome {
+                note_pending(message, parked, &run_id);
+            }
+        }
+        state.outcome = Some(outcome);
     }
 
     /// Commits what has finished, or goes on once all calls have.
@@ -39,18 +58,39 @@ impl RunMachine {
             effects.push(RunEffect::Commit);
             return;
         }
-        self.show_results(effects);
         if self.aborting {
+            self.show_results(effects);
+            self.close_parked(CLOSED_BY_ABORT, effects);
             return self.end_aborted(now, effects);
         }
+        if self.waits_for_people() {
+            return self.park(effects);
+        }
+        self.show_results(effects);
         self.boundary(now, effects);
     }
 
     /// Results in call order, after the last call has finished (LOOP-065, LOOP-073).
     pub(super) fn show_results(&mut self, effects: &mut Effects) {
-        for CallState { call, outcome } in &self.calls {
-            let payload = match outcome {
-                Some(ToolOutcome::Result { value, is_error, model_output }) => Payload::ToolResult(ToolResultPayload {
+        for state in &mut self.calls {
+            if state.shown {
+                continue;
+            }
+            if let Some(payload) = state.result() {
+                state.shown = true;
+                effects.push(RunEffect::Emit(Chunk::agent(&self.settings.run_id, payload)));
+            }
+        }
+    }
+}
+
+impl CallState {
+    /// The chunk of its outcome, if it has one to show.
+    pub(super) fn result(&self) -> Option<Payload> {
+        let call = &self.call;
+        match &self.outcome {
+            Some(ToolOutcome::Result { value, is_error, model_output }) => {
+                Some(Payload::ToolResult(ToolResultPayload {
                     args: call.args.clone(),
                     tool_call_id: call.id.clone(),
                     tool_name: call.name.clone(),
@@ -58,17 +98,23 @@ impl RunMachine {
                     is_error: is_error.then_some(true),
                     provider_executed: None,
                     provider_metadata: model_output.as_ref().map(model_output_metadata),
-                }),
-                Some(ToolOutcome::Failed(error) | ToolOutcome::FailedAs { error, .. }) => Payload::ToolError {
-                    tool_call_id: call.id.clone(),
-                    tool_name: call.name.clone(),
-                    args: Some(call.payload().args),
-                    error: error.clone(),
-                    provider_executed: None,
-                },
-                _ => continue,
-            };
-            effects.push(RunEffect::Emit(Chunk::agent(&self.settings.run_id, payload)));
+                }))
+            }
+            Some(ToolOutcome::Failed(error) | ToolOutcome::FailedAs { error, .. }) => Some(Payload::ToolError {
+                tool_call_id: call.id.clone(),
+                tool_name: call.name.clone(),
+                args: Some(call.payload().args),
+                error: error.clone(),
+                provider_executed: None,
+            }),
+            Some(ToolOutcome::Denied { reason }) => Some(Payload::ToolOutputDenied {
+                tool_call_id: call.id.clone(),
+                tool_name: call.name.clone(),
+                args: Some(call.payload().args),
+                approval: json!({ "id": call.id, "approved": false, "reason": reason }),
+            }),
+            Some(ToolOutcome::Client | ToolOutcome::Interrupted | ToolOutcome::Parked(_) | ToolOutcome::NotStarted)
+            | None => None,
         }
     }
 }
@@ -79,10 +125,9 @@ pub(in crate::run) fn model_output_metadata(output: &ToolOutput) -> Object {
     metadata
 }
 
-/// Writes a call's outcome into the answer.
-pub(super) fn settle(answer: Option<&mut StoredMessage>, id: &str, outcome: &ToolOutcome) {
-    let Some(answer) = answer else { return };
-    let part = answer.content.parts.iter_mut().rev().find_map(|part| match part {
+/// Writes a call's outcome into the message that holds the call.
+fn settle(message: &mut StoredMessage, id: &str, outcome: &ToolOutcome, approved: bool) {
+    let part = message.content.parts.iter_mut().rev().find_map(|part| match part {
         Part::ToolInvocation(call) if call.tool_invocation.tool_call_id == id => Some(call),
         _ => None,
     });
@@ -106,6 +151,13 @@ pub(super) fn settle(answer: Option<&mut StoredMessage>, id: &str, outcome: &Too
             call.error_text = Some(told.clone());
             call.result = Some(result.clone());
         }
-        _ => {}
+        ToolOutcome::Denied { reason } => {
+            call.state = ToolState::OutputDenied;
+            call.approval = Some(json!({ "id": id, "approved": false, "reason": reason }));
+        }
+        ToolOutcome::Client | ToolOutcome::Interrupted | ToolOutcome::Parked(_) | ToolOutcome::NotStarted => return,
+    }
+    if approved {
+        call.approval = Some(json!({ "id": id, "approved": true }));
     }
 }

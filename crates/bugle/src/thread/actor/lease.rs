@@ -4,7 +4,7 @@ use super::Actor;
 use crate::{
     chunk::EventId,
     error::Error,
-    storage::{Lease, Left},
+    storage::{Lease, Left, ParkedRun},
     thread::{journal::Op, machine::ThreadEvent},
 };
 
@@ -28,10 +28,10 @@ impl Actor {
     }
 
     /// Takes in the answer to a claim; `true` if the thread is ours.
-    pub(super) fn lease(&mut self, result: Result<(Lease, Left), Error>) -> bool {
+    pub(super) fn lease(&mut self, result: Result<(Lease, Left), Error>, parked: Option<Vec<ParkedRun>>) -> bool {
         match result {
             Ok((Lease::Held { epoch }, left)) => {
-                self.own(epoch, left);
+                self.own(epoch, left, parked);
                 true
             }
             Ok((Lease::HeldBy { owner }, _)) => {
@@ -50,7 +50,7 @@ impl Actor {
     }
 
     /// The thread is ours. What an earlier owner left on it comes before what we begin (SIG-502).
-    pub(super) fn own(&mut self, epoch: u64, left: Left) {
+    pub(super) fn own(&mut self, epoch: u64, left: Left, parked: Option<Vec<ParkedRun>>) {
         self.claimed_again = true;
         if std::mem::take(&mut self.resync) {
             self.journal.push(Op::Recover);
@@ -63,6 +63,7 @@ impl Actor {
         // After a run that was cut off nobody has seen all there was.
         let whole = left.last_event.filter(|_| left.runs.is_empty());
         self.thread.log.begin_epoch(epoch, whole.map(|(epoch, number)| EventId { epoch, number }));
+        self.found_parked(parked);
         if !left.entries.is_empty() || !left.runs.is_empty() {
             self.found(left.entries, left.runs, true);
         }

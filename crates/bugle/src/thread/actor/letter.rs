@@ -11,7 +11,7 @@ use crate::{
     error::Error,
     id::{MessageId, RunId},
     message::StoredMessage,
-    run::{RunOptions, RunOutput},
+    run::{Claimed, Resolution, RunOptions, RunOutput},
     runtime::{
         AbortOptions, ActiveBehavior, EditInput, IdleBehavior, Outcome, PendingInput, PromoteTo, Promoted, RunInput,
         SubscribeOptions,
@@ -22,7 +22,7 @@ use crate::{
         input::{Input, Send as SendInput, json_size},
         journal::Op,
         log::{RunShared, StreamLog},
-        machine::{INBOX_BYTES, INBOX_ENTRIES, ThreadEvent},
+        machine::{INBOX_BYTES, INBOX_ENTRIES, Parked, ThreadEvent},
         queue_events::QueueEvents,
         subscription::Subscription,
     },
@@ -43,13 +43,13 @@ pub(crate) enum Letter {
         stopping: bool,
         reply: oneshot::Sender<Vec<Input>>,
     },
-    RunEnded {
-        run_id: RunId,
-        returned: Vec<Input>,
-        failed_to_start: bool,
-        /// The thread was not ours any more: what the run left is the new owner's.
-        fenced: bool,
-        left: Leftover,
+    RunEnded(RunEnd),
+    /// A person has decided about a parked run, or somebody gives it up.
+    Resume(Box<ResumeRequest>),
+    /// Whether the live run waits for this call, or for any: its id.
+    LiveWait {
+        tool_call_id: Option<String>,
+        reply: oneshot::Sender<Option<RunId>>,
     },
     Cancel {
         ids: Vec<MessageId>,
@@ -90,6 +90,42 @@ pub(crate) enum Letter {
     Recover {
         reply: oneshot::Sender<()>,
     },
+}
+
+/// How a run has left its thread.
+#[derive(Debug)]
+pub(crate) struct RunEnd {
+    pub(crate) run_id: RunId,
+    /// Taken, but not placed.
+    pub(crate) returned: Vec<Input>,
+    pub(crate) failed_to_start: bool,
+    /// The thread was not ours any more: what the run left is the new owner's.
+    pub(crate) fenced: bool,
+    pub(crate) left: Leftover,
+    /// It waits for a person.
+    pub(crate) parked: Option<Parked>,
+}
+
+impl RunEnd {
+    /// An end that leaves nothing.
+    pub(crate) fn new(run_id: RunId) -> Self {
+        let left = Leftover::Nothing;
+        Self { run_id, returned: Vec::new(), failed_to_start: false, fenced: false, left, parked: None }
+    }
+}
+
+/// What is to become of a parked run.
+#[derive(Debug)]
+pub(crate) struct ResumeRequest {
+    pub(crate) agent: Agent,
+    pub(crate) options: Arc<RunOptions>,
+    pub(crate) shared: Arc<RunShared>,
+    pub(crate) output: Option<oneshot::Sender<RunOutput>>,
+    pub(crate) streaming: bool,
+    pub(crate) what: Resolution,
+    pub(crate) messages: RunInput,
+    /// Told once the run is ours and where its chunks are, or why it is not.
+    pub(crate) claimed: oneshot::Sender<Claimed>,
 }
 
 /// What a run leaves in the store at its end, for its thread to settle.
@@ -172,7 +208,8 @@ impl Actor {
                 let ticket = self.ticket(Waiting::Drain(reply));
                 self.feed(ThreadEvent::Drain { run_id, stopping, ticket });
             }
-            Letter::RunEnded { run_id, mut returned, failed_to_start, fenced, left } => {
+            Letter::RunEnded(end) => {
+                let RunEnd { run_id, mut returned, failed_to_start, fenced, left, parked } = end;
                 let run = self.run.take();
                 self.inner.hub.run_ended(&run_id);
                 if run.is_some_and(|run| run.released.load(Ordering::Acquire)) {
@@ -196,7 +233,16 @@ impl Actor {
                     // Nobody may own the thread now: then what the run left is ours after all.
                     self.journal.push(Op::Claim);
                 }
-                self.feed(ThreadEvent::RunEnded { run_id, returned, failed_to_start });
+                match parked.filter(|_| !fenced) {
+                    Some(parked) => self.feed(ThreadEvent::Parked { run_id, parked, returned }),
+                    None => self.feed(ThreadEvent::RunEnded { run_id, returned, failed_to_start }),
+                }
+            }
+            Letter::Resume(request) => self.resume(*request),
+            Letter::LiveWait { tool_call_id, reply } => {
+                let live = self.run.as_ref().filter(|run| run.shared.is_waiting_for(tool_call_id.as_deref()));
+                // The asker may have gone.
+                let _ = reply.send(live.map(|run| run.shared.run_id.clone()));
             }
             Letter::Cancel { ids, reply } => {
                 let ticket = self.ticket(Waiting::Ids(reply));

@@ -7,18 +7,20 @@ mod persist;
 mod reply;
 mod settle;
 mod start;
+mod suspended;
 
 use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicI64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-pub(crate) use letter::{DirectRequest, Leftover, Letter, SendLetter};
+pub(crate) use letter::{DirectRequest, Leftover, Letter, ResumeRequest, RunEnd, SendLetter};
 pub(crate) use link::ThreadLink;
+use parking_lot::Mutex;
 use persist::PersistWrite;
 pub(super) use reply::Reply;
 use reply::{Waiting, same_refusal};
@@ -40,6 +42,7 @@ use crate::{
     run::RunOptions,
     runtime::{Inner, Promoted},
     storage::InboxEnd,
+    time::Timestamp,
 };
 
 /// An idle thread keeps its log this long, for those who reconnect; without subscribers, its actor too.
@@ -83,13 +86,17 @@ struct Actor {
     claimed_again: bool,
     /// The lease was lost: once it is ours again, the journal is read anew.
     resync: bool,
-    placed: Arc<AtomicI64>,
+    placed: Arc<Mutex<Timestamp>>,
     retry_at: Option<Instant>,
     /// Runs whose records are still to be ended; until then the thread is not idle, and nobody revives them.
     unended: Vec<EndedRun>,
     /// When to try that again.
     end_at: Option<Instant>,
     recovering: Vec<oneshot::Sender<()>>,
+    /// Decisions that wait for the thread.
+    resumes: HashMap<Ticket, ResumeRequest>,
+    /// The run that waits for a person, and until when it keeps the thread (SIG-382).
+    suspended: Option<(RunId, Instant)>,
 }
 
 /// Runs the actor until the thread is idle and nobody watches, or the runtime ends.
@@ -128,6 +135,8 @@ pub(super) async fn run(
         unended: Vec::new(),
         end_at: None,
         recovering: Vec::new(),
+        resumes: HashMap::new(),
+        suspended: None,
         inner,
     };
     let mut renew_at = Instant::now() + renew_every;
@@ -150,7 +159,9 @@ pub(super) async fn run(
             idle_since = None;
             forgotten = false;
         }
-        let lingers = idle_since.is_some() && !(watched && forgotten);
+        // A run that waits keeps its thread's actor, though not its lease.
+        let lingers = idle_since.is_some() && actor.suspended.is_none() && !(watched && forgotten);
+        let evict_at = actor.suspended.as_ref().map(|(_, at)| *at);
         let event = tokio::select! {
             biased;
             () = stop.cancelled() => break false,
@@ -162,6 +173,7 @@ pub(super) async fn run(
             () = actor.withdrawn.notified() => Happened::Withdrawn,
             () = sleep_until(actor.retry_at.unwrap_or_else(far)), if actor.retry_at.is_some() => Happened::Retry,
             () = sleep_until(actor.end_at.unwrap_or_else(far)), if actor.end_at.is_some() => Happened::EndDue,
+            () = sleep_until(evict_at.unwrap_or_else(far)), if evict_at.is_some() => Happened::EvictDue,
             () = sleep_until(renew_at), if !resting && actor.epoch > 0 => Happened::Renew,
             () = actor.thread.left.notified(), if resting => Happened::Left,
             () = sleep_until(idle_since.unwrap_or_else(far) + LINGER), if lingers => Happened::Idle,
@@ -175,6 +187,7 @@ pub(super) async fn run(
                 actor.feed(ThreadEvent::RetryDue);
             }
             Happened::EndDue => actor.end_records(),
+            Happened::EvictDue => actor.evict(),
             Happened::Renew => {
                 renew_at = Instant::now() + renew_every;
                 actor.journal.push(Op::Claim);
@@ -215,6 +228,7 @@ enum Happened {
     Withdrawn,
     Retry,
     EndDue,
+    EvictDue,
     Renew,
     Left,
     Idle,
@@ -235,6 +249,7 @@ impl Actor {
         for effect in effects {
             self.perform(effect);
         }
+        self.note_suspended();
         self.show_view();
     }
 
@@ -305,6 +320,7 @@ impl Actor {
                     }
                 }
             }
+            ThreadEffect::ResumeRefused { ticket } => self.refuse_resume(ticket),
             ThreadEffect::DirectRefused { run_id } => self.refuse_direct(&run_id),
             ThreadEffect::Persist { ticket, input, echo } => self.persist(ticket, *input, echo),
             ThreadEffect::GiveUp(input) => self.give_up(*input),

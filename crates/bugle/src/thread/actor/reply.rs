@@ -84,6 +84,7 @@ impl Actor {
     }
 
     pub(super) fn routed(&mut self, ticket: Ticket, routed: Routed) {
+        self.show_if_waiting(&routed);
         let Routed { action, run_id, signal, waiting_for } = routed;
         if let Some(Waiting::Sent { taken, accepted, persisted }) = self.replies.remove(&ticket) {
             if let Some(taken) = taken {

@@ -9,7 +9,7 @@ use crate::{
     error::Error,
     id::{MessageId, RunId},
     message::StoredMessage,
-    storage::{Accepted, EntryOutcome, InboxEnd, InboxEntry, Lease, RunRecord, RunStatus, StorageError},
+    storage::{Accepted, EntryOutcome, InboxEnd, InboxEntry, Lease, ParkedRun, RunRecord, RunStatus, StorageError},
     thread::{
         input::Input,
         journal::{Done, EndedRun, Op, same_error},
@@ -25,18 +25,18 @@ fn end_wait(tries: u32) -> Duration {
 impl Actor {
     pub(super) fn journal_done(&mut self, done: Done) {
         match done {
-            Done::Appended { entries, result } => self.appended(entries, result),
-            Done::Claimed(result) => {
+            Done::Appended { entries, result, parked } => self.appended(entries, result, parked),
+            Done::Claimed { result, parked } => {
                 if let Err(error @ StorageError::ThreadOwnership { .. }) = &result {
                     tracing::error!(thread = %self.key, %error, "what waits for this thread can never have it");
                     self.feed(ThreadEvent::Unownable);
                 }
-                let held = self.lease(result.map_err(Error::from));
+                let held = self.lease(result.map_err(Error::from), parked);
                 self.feed(ThreadEvent::Claimed(if held { Ok(()) } else { Err(ClaimFailed) }));
             }
             Done::Persisted { ticket, message, epoch, left, result } => {
                 if let Some(epoch) = epoch {
-                    self.own(epoch, left);
+                    self.own(epoch, left, None);
                 }
                 self.persisted(ticket, &message, result);
             }
@@ -86,7 +86,12 @@ impl Actor {
         self.journal.push(Op::Recover);
     }
 
-    fn appended(&mut self, entries: Vec<InboxEntry>, result: Result<Accepted, StorageError>) {
+    fn appended(
+        &mut self,
+        entries: Vec<InboxEntry>,
+        result: Result<Accepted, StorageError>,
+        parked: Option<Vec<ParkedRun>>,
+    ) {
         let accepted = match result {
             Ok(accepted) => accepted,
             // One bad entry must not refuse its neighbours.
@@ -106,7 +111,7 @@ impl Actor {
         let elsewhere = match accepted.lease {
             Some(Lease::HeldBy { owner }) => Some(owner),
             Some(Lease::Held { epoch }) => {
-                self.own(epoch, accepted.left);
+                self.own(epoch, accepted.left, parked);
                 None
             }
             None => None,

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use super::{Actor, DirectRequest, LiveRun, ThreadLink};
+use super::{Actor, DirectRequest, LiveRun, ResumeRequest, ThreadLink};
 use crate::{
     chunk::{Chunk, ErrorInfo, Payload},
-    run::{RunOptions, RunOutput, RunSeed, SeedKind},
+    run::{Resolution, ResumeSeed, RunOptions, RunOutput, RunSeed, SeedKind},
+    runtime::RunInput,
     thread::{
         log::{DirectEnd, RunShared},
         machine::{RunSource, StartRun, ThreadEvent},
@@ -47,6 +48,22 @@ impl Actor {
                 let options = Arc::new(RunOptions::default());
                 (SeedKind::Recorded, RunShared::new(run_id.clone()), options, agent, None, true)
             }
+            RunSource::Resume(ticket) => match ticket.and_then(|ticket| self.resumes.remove(&ticket)) {
+                Some(request) => {
+                    let ResumeRequest { agent, options, shared, output, streaming, what, messages, claimed, .. } =
+                        request;
+                    let seed = ResumeSeed { nested: None, what, messages, claimed: Some(claimed) };
+                    (SeedKind::Resumed(Box::new(seed)), shared, options, Some(agent), output, streaming)
+                }
+                None => {
+                    let agent = self.inner.agent_by_id(&agent_id);
+                    let (what, messages) = (Resolution::Abort, RunInput::default());
+                    let seed = ResumeSeed { nested: None, what, messages, claimed: None };
+                    let options = Arc::new(RunOptions::default());
+                    let kind = SeedKind::Resumed(Box::new(seed));
+                    (kind, RunShared::new(run_id.clone()), options, agent, None, true)
+                }
+            },
         };
         let Some(agent) = agent else {
             tracing::error!(thread = %self.key, agent = agent_id, "the agent of this input is not registered");

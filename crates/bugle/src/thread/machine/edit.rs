@@ -98,7 +98,7 @@ impl ThreadMachine {
 }
 
 /// Rewrites an input's journal entry, once the journal holds it.
-fn rewrite(input: &mut Input, effects: &mut Effects) {
+pub(super) fn rewrite(input: &mut Input, effects: &mut Effects) {
     if input.journaled {
         effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
     } else {

@@ -1,6 +1,7 @@
 //! What a thread is told, and what it says is to be done.
 
 use super::super::input::{Input, Routed, Send, Ticket};
+use super::{Parked, Suspended};
 use crate::{
     id::{MessageId, RunId},
     runtime::{AbortOptions, PromoteTo},
@@ -25,6 +26,14 @@ pub(crate) enum ThreadEvent {
     Drain { run_id: RunId, stopping: bool, ticket: Ticket },
     /// A run has ended; `returned` was taken but not placed.
     RunEnded { run_id: RunId, returned: Vec<Input>, failed_to_start: bool },
+    /// The run in the slot is parked; `returned` was taken but not placed.
+    Parked { run_id: RunId, parked: Parked, returned: Vec<Input> },
+    /// A person has decided about a parked run.
+    Resume { ticket: Ticket, run_id: RunId, agent_id: String },
+    /// A suspended run has waited long enough here (SIG-382).
+    Evicted { run_id: RunId },
+    /// The thread has become ours: the run that keeps it, of those that the store has parked.
+    Found { suspended: Option<Suspended>, parked: Vec<RunId> },
     /// The run in the slot, about to be reported as ended, panicked: what it took is read anew from the journal.
     Crashed { run_id: RunId },
     /// The record that the run in the slot, about to be reported as ended, starts from could not be read for now.
@@ -100,6 +109,8 @@ pub(crate) enum ThreadEffect {
     JournalRefused { tickets: Vec<Ticket>, id: MessageId },
     /// Tell a plain run's caller that the claim failed.
     DirectRefused { run_id: RunId },
+    /// Tell who has decided about a parked run that it cannot go on.
+    ResumeRefused { ticket: Ticket },
     /// Write the input as a row of its own, echo it if asked to, and answer its `persisted`.
     Persist { ticket: Ticket, input: Box<Input>, echo: bool },
     /// Store the input unanswered and say so to subscribers (SIG-255).
@@ -154,4 +165,6 @@ pub(crate) enum RunSource {
     Direct,
     /// The record of an earlier process.
     Record,
+    /// A parked run; who asked for it, or nobody if it is to end.
+    Resume(Option<Ticket>),
 }

@@ -27,7 +27,8 @@ impl ThreadMachine {
                 // Neither is told before it is durable.
                 accepting.more.push(ticket);
             } else {
-                let routed = Routed { action: Action::Deliver, run_id: Some(run_id), signal, waiting_for: None };
+                let waiting_for = self.waits_for(&run_id);
+                let routed = Routed { action: Action::Deliver, run_id: Some(run_id), signal, waiting_for };
                 effects.push(ThreadEffect::Routed { ticket, routed: Box::new(routed) });
             }
             return;
@@ -45,7 +46,7 @@ impl ThreadMachine {
             return;
         }
         let queue = input.entry.mode == InputMode::Queue;
-        let own = self.slot.as_ref().map(|slot| slot.agent_id == input.entry.agent_id);
+        let own = self.occupant().map(|agent| agent == input.entry.agent_id);
         // Another agent's run is active for those who address it, idle for those who address the thread (SIG §7).
         let is_active = own == Some(true) || (own == Some(false) && by_run);
         let branch = if is_active { &active_attributes } else { &idle_attributes };
@@ -72,7 +73,9 @@ impl ThreadMachine {
             effects.push(ThreadEffect::Persist { ticket, input: Box::new(input), echo: !is_active });
             return;
         }
-        if own == Some(false) && by_run && !queue {
+        // A run that waits for a person keeps others from being woken; what is queued waits its turn (SIG-107).
+        let behind_suspended = self.slot.is_none() && self.suspended.is_some();
+        if own == Some(false) && (by_run || behind_suspended) && !queue {
             let blocker = self.active_run().cloned();
             effects.push(settle(Action::Blocked, blocker, &input.entry.signal));
             return;
@@ -100,9 +103,10 @@ impl ThreadMachine {
         let stops_run = matches!(active, ActiveBehavior::Interrupt | ActiveBehavior::Rollback);
         let (action, run_id) = match own {
             None if self.nothing_waits() => (Action::Wake, input.entry.run_id.clone()),
+            None if !queue => (Action::Deliver, self.follow_up(&mut input)),
             None => (Action::Deliver, input.entry.run_id.clone()),
-            // The run that follows the stopped one is its own (ruling 24).
-            Some(true) if !queue && stops_run => (Action::Deliver, input.entry.run_id.clone()),
+            // The run that follows the stopped one is its own (ruling 24), or that of one that came before it.
+            Some(true) if !queue && (stops_run || self.is_stopping()) => (Action::Deliver, self.follow_up(&mut input)),
             Some(true) if !queue => {
                 input.joined = true;
                 let run_id = self.active_run().cloned().unwrap_or_else(|| input.entry.run_id.clone());
@@ -137,7 +141,11 @@ impl ThreadMachine {
             match active {
                 ActiveBehavior::Interrupt | ActiveBehavior::Rollback => self.pending.push_front(input),
                 _ => {
-                    let slot = self.slot.as_mut().expect("an own run is active");
+                    let Some(slot) = &mut self.slot else {
+                        // Taken in once the run goes on (SIG-381).
+                        self.pending.push_back(input);
+                        return;
+                    };
                     match &mut slot.source {
                         SlotSource::Input(inputs)
                             if matches!(slot.state, SlotState::Reserved | SlotState::Preparing) =>
@@ -155,6 +163,23 @@ impl ThreadMachine {
                 }
             }
         }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.slot.as_ref().is_some_and(|slot| slot.state == SlotState::Stopping)
+    }
+
+    /// The run that takes this input after the one in the slot: that of the first input of its agent that waits to have
+    /// one, since one run takes them all (SIG-162); else its own (HTTP-079).
+    fn follow_up(&self, input: &mut Input) -> RunId {
+        let first = self.pending.iter().find(|held| held.entry.agent_id == input.entry.agent_id && !held.joined);
+        let recovered = self.recovered.front().filter(|run| run.agent_id == input.entry.agent_id);
+        let run_id = recovered.map(|run| &run.run_id).or(first.map(|first| &first.entry.run_id));
+        if let Some(run_id) = run_id.filter(|_| self.slot.is_none() || recovered.is_none()) {
+            input.joined = true;
+            input.entry.run_id = run_id.clone();
+        }
+        input.entry.run_id.clone()
     }
 
     pub(super) fn expected_run(&self, input: &Input) -> RunId {
@@ -181,7 +206,7 @@ impl ThreadMachine {
                     }
                 }
                 // One that was cancelled meanwhile keeps its outcome (SIG-153); its removal follows the append.
-                Self::accepted(accepting, None, effects);
+                self.accepted(accepting, None, effects);
             }
             // An append that failed by its answer had happened; nobody else holds the entry, so it is this one.
             Journal::Known { waits: true, .. } => {
@@ -192,12 +217,12 @@ impl ThreadMachine {
                         effects.push(ThreadEffect::UpdateJournal(Box::new(input.entry.clone())));
                     }
                 }
-                Self::accepted(accepting, None, effects);
+                self.accepted(accepting, None, effects);
             }
             Journal::Known { run_id, waits: false } => {
                 self.leased = true;
                 self.discard_unjournaled(id);
-                Self::accepted(accepting, Some((Action::Deliver, run_id)), effects);
+                self.accepted(accepting, Some((Action::Deliver, run_id)), effects);
             }
             Journal::Failed => {
                 self.discard_unjournaled(id);
@@ -223,6 +248,7 @@ impl ThreadMachine {
 
     /// Tells all who have sent an input what became of it; `known` if it was accepted before.
     pub(super) fn accepted(
+        &self,
         accepting: Option<Accepting>,
         known: Option<(Action, Option<RunId>)>,
         effects: &mut Effects,
@@ -230,8 +256,9 @@ impl ThreadMachine {
         let Some(Accepting { ticket, more, action, run_id, signal, .. }) = accepting else { return };
         let (action, known_run) = known.unwrap_or((action, None));
         let run_id = Some(known_run.unwrap_or(run_id));
+        let waiting_for = run_id.as_ref().and_then(|run_id| self.waits_for(run_id));
         let mut tell = |ticket, action| {
-            let routed = Routed { action, run_id: run_id.clone(), signal: signal.clone(), waiting_for: None };
+            let routed = Routed { action, run_id: run_id.clone(), signal: signal.clone(), waiting_for };
             effects.push(ThreadEffect::Routed { ticket, routed: Box::new(routed) });
         };
         tell(ticket, action);

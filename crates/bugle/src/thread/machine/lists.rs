@@ -46,12 +46,14 @@ impl ThreadMachine {
             && self.queue.is_empty()
             && self.recovered.is_empty()
             && self.accepting.is_empty()
+            && self.resumes.is_empty()
             && !self.claiming
     }
 
     /// The run that occupies the thread.
     pub(crate) fn active_run(&self) -> Option<&RunId> {
-        self.slot.as_ref().map(|slot| &slot.run_id)
+        let suspended = self.suspended.as_ref().map(|run| &run.run_id);
+        self.slot.as_ref().map(|slot| &slot.run_id).or(suspended)
     }
 
     /// Entries that get a run of their own, the one that waits for the lease included (SIG-266).
@@ -66,7 +68,7 @@ impl ThreadMachine {
 
     /// What waits, in the order it will be taken (SIG-162, SIG-269).
     pub(crate) fn waiting(&self) -> Vec<(PendingMode, Option<RunId>, &Input)> {
-        let run = self.slot.as_ref().map(|slot| slot.run_id.clone());
+        let run = self.active_run().cloned();
         let joining = match self.slot.as_ref().map(|slot| &slot.source) {
             Some(SlotSource::Input(inputs)) => inputs.iter().skip(1).collect(),
             _ => Vec::new(),
@@ -101,6 +103,8 @@ impl ThreadMachine {
 
     pub(super) fn nothing_waits(&self) -> bool {
         self.slot.is_none()
+            && self.suspended.is_none()
+            && self.resumes.is_empty()
             && self.pending.is_empty()
             && self.continuations.is_empty()
             && self.queue.is_empty()

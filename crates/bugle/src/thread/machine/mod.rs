@@ -12,6 +12,7 @@ mod inbox;
 mod lists;
 mod owner;
 mod slot;
+mod suspended;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +21,8 @@ use std::collections::VecDeque;
 pub(crate) use event::{ClaimFailed, Journal, RecoveredRun, Refusal, RunSource, StartRun, ThreadEffect, ThreadEvent};
 use indexmap::IndexMap;
 use smallvec::SmallVec;
+use suspended::ResumeTurn;
+pub(crate) use suspended::{Parked, Suspended};
 
 use super::input::{Input, Ticket};
 use crate::{
@@ -73,6 +76,8 @@ enum SlotSource {
     Input(VecDeque<Input>),
     Direct,
     Record,
+    /// A parked run; who asked for it.
+    Resume(Option<Ticket>),
 }
 
 /// A queued turn.
@@ -99,6 +104,12 @@ struct Accepting {
 #[derive(Debug, Default)]
 pub(crate) struct ThreadMachine {
     slot: Option<Slot>,
+    /// A run that waits for a person. It occupies the thread while the slot is free.
+    suspended: Option<Suspended>,
+    /// Runs of the thread that are parked in the store: their ids are theirs.
+    parked_ids: Vec<RunId>,
+    /// Decisions about parked runs, in order.
+    resumes: VecDeque<ResumeTurn>,
     pending: VecDeque<Input>,
     continuations: VecDeque<Turn>,
     queue: VecDeque<Turn>,
@@ -157,6 +168,15 @@ impl ThreadMachine {
             }
             ThreadEvent::RunEnded { run_id, returned, failed_to_start } => {
                 self.run_ended(&run_id, returned, failed_to_start, &mut effects);
+            }
+            ThreadEvent::Parked { run_id, parked, returned } => {
+                self.parked(&run_id, parked, returned, &mut effects);
+            }
+            ThreadEvent::Resume { ticket, run_id, agent_id } => self.resume(ticket, run_id, agent_id),
+            ThreadEvent::Evicted { run_id } => self.evicted(&run_id),
+            ThreadEvent::Found { suspended, parked } => {
+                self.parked_ids = parked;
+                self.found(suspended, &mut effects);
             }
             ThreadEvent::Crashed { run_id } => {
                 if let Some(slot) = self.slot.as_mut().filter(|slot| slot.run_id == run_id) {

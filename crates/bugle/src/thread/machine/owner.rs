@@ -9,6 +9,8 @@ impl ThreadMachine {
     /// What the journal holds is its new owner's to answer; only that may be forgotten here.
     pub(super) fn lease_lost(&mut self, fenced: Option<&RunId>) {
         self.leased = false;
+        // Who owns the thread may have gone on with it; once it is ours again, the store tells.
+        self.suspended = None;
         self.recovered.clear();
         self.pending.retain(|input| !input.journaled);
         self.queue.retain(|turn| !matches!(turn, Turn::Input(input) if input.journaled));
@@ -30,6 +32,7 @@ impl ThreadMachine {
         self.claiming = false;
         self.leased = held;
         if !held {
+            self.refuse_resumes(None, effects);
             // The plain runs that wait cannot have the thread; queued input stays for the next trigger.
             let direct = |turn: &Turn| matches!(turn, Turn::Direct { .. });
             for list in [&mut self.continuations, &mut self.queue] {

@@ -24,13 +24,16 @@ impl ThreadMachine {
         if self.held {
             return;
         }
-        if self.slot.is_none() && !self.resting {
+        if self.slot.is_none() && (self.suspended.is_some() || !self.resumes.is_empty()) {
+            self.start_beside_suspended(effects);
+        } else if self.slot.is_none() && !self.resting {
             let source = if let Some(run) = self.recovered.front() {
                 Some((run.run_id.clone(), run.agent_id.clone(), SlotSource::Record))
             } else if let Some(first) = self.pending.front() {
                 // Input that was to have a run of its own gives it its id; what had joined another run gets a new one.
                 let mut mine = self.pending.iter().filter(|input| input.entry.agent_id == first.entry.agent_id);
-                let own_id = mine.find(|input| !input.joined).map(|input| input.entry.run_id.clone());
+                let is_its = |input: &&Input| !input.joined && !self.parked_ids.contains(&input.entry.run_id);
+                let own_id = mine.find(is_its).map(|input| input.entry.run_id.clone());
                 first.journaled.then(|| {
                     let run_id = own_id.unwrap_or_else(RunId::random);
                     (run_id, first.entry.agent_id.clone(), SlotSource::Input(VecDeque::new()))
@@ -60,6 +63,7 @@ impl ThreadMachine {
                     SlotSource::Record => {
                         self.recovered.pop_front();
                     }
+                    SlotSource::Resume(_) => {}
                     SlotSource::Input(inputs) if !self.pending.is_empty() => {
                         // The first becomes the wake input of one follow-up run, the rest join it.
                         let (mine, others): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.pending)
@@ -100,6 +104,7 @@ impl ThreadMachine {
             },
             SlotSource::Direct => RunSource::Direct,
             SlotSource::Record => RunSource::Record,
+            SlotSource::Resume(ticket) => RunSource::Resume(*ticket),
         };
         slot.state = if slot.aborted { SlotState::Stopping } else { SlotState::Preparing };
         effects.push(ThreadEffect::StartRun(StartRun {
@@ -238,13 +243,18 @@ impl ThreadMachine {
                 effects.push(ThreadEffect::RemoveJournal { ids, why: InboxEnd::Cleared });
             }
         }
-        let stopped = self.slot.is_some();
+        let stopped = self.active_run().is_some();
         self.stop_run(false, effects);
         effects.push(ThreadEffect::Aborted { ticket, stopped });
     }
 
     pub(super) fn stop_run(&mut self, rollback: bool, effects: &mut Effects) {
-        let Some(slot) = &mut self.slot else { return };
+        let Some(slot) = &mut self.slot else {
+            if let Some(run) = self.suspended.clone() {
+                self.end_suspended(run.run_id, run.agent_id, rollback, effects);
+            }
+            return;
+        };
         slot.aborted = true;
         match slot.state {
             // It starts stopped: the wake input is stored, the model is not asked (R23).

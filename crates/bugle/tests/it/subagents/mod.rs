@@ -7,6 +7,7 @@ mod hooks;
 mod iteration;
 mod options;
 mod stream;
+mod trees;
 
 use std::sync::Arc;
 
