@@ -36,28 +36,23 @@ pub(crate) fn agents(state: &Path) -> Result<Vec<Served>, Error> {
         .build()?;
     let researcher = Agent::builder("researcher")
         .name("Researcher")
-        .description("Looks things up for the planner.")
-        .instructions("Find out what is asked, and say where it is from.")
+        .description("Looks things up and keeps notes. Use it for every fact. Answers with what it found.")
+        .instructions("Find out what is asked, and say where it is from. Keep a note if you are told to.")
         .model(model.clone())
+        .tool(calculator())
+        .tool(write_note(state))
         .memory(MemoryOptions::default())
         .build()?;
     let planner = Agent::builder("planner")
         .name("Planner")
-        .description("Plans work, and will hand parts of it to the researcher once delegation is there.")
-        .instructions("Make a plan.")
+        .description("A demo that delegates. [[call agent-researcher {\"prompt\": \"Look it up. [[say Found it.]]\"}]] [[say Done.]]")
+        .instructions("Make a plan. Ask agent-researcher for facts before you rely on them.")
         .model(model)
         .agent("researcher", researcher)
         .memory(MemoryOptions::default())
         .build()?;
-    let served = |agent, missing: &[&str]| Served {
-        agent,
-        model: MODEL.into(),
-        missing: missing.iter().map(|line| (*line).to_owned()).collect(),
-    };
-    Ok(vec![
-        served(assistant, &["write-note needs a person's approval, which this version cannot ask for; its calls fail"]),
-        served(planner, &["delegation is not in this version; it answers without its researcher"]),
-    ])
+    let served = |agent| Served { agent, model: MODEL.into(), missing: Vec::new() };
+    Ok(vec![served(assistant), served(planner)])
 }
 
 fn clock() -> Tool {

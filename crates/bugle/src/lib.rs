@@ -39,3 +39,8 @@ pub use run::{RunOptions, RunOutput};
 pub use runtime::{AgentHandle, Bugle};
 pub use signal::{Signal, SignalInput};
 pub use tool::Tool;
+
+/// The guide's snippets are tested like the library's own.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/subagents.md")]
+pub struct SubagentsGuide;

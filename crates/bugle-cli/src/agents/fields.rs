@@ -7,6 +7,8 @@ use bugle::{
     agent::{Interrupt, ModelEntry, OnStepLimit},
     json::{Object, Value},
     memory::MemoryOptions,
+    subagent::Delegation,
+    tool::Approval,
 };
 use indexmap::IndexMap;
 use secrecy::SecretString;
@@ -14,40 +16,45 @@ use serde::de::DeserializeOwned;
 
 use super::{
     BUILT_IN_TOOLS,
+    completion::Completion,
     front::{Data, Document, Key, Node},
     models::{Models, Resolved},
 };
 use crate::{settings::Problem, text::nearest};
 
 /// Fields of this version.
-const KNOWN: [&str; 14] = [
+const KNOWN: [&str; 18] = [
     "id",
     "name",
     "description",
     "model",
     "tools",
+    "agents",
     "memory",
     "maxSteps",
     "modelSettings",
     "providerOptions",
     "toolChoice",
     "activeTools",
+    "requireToolApproval",
     "interrupt",
     "onStepLimit",
+    "delegation",
+    "isTaskComplete",
     "metadata",
 ];
 /// Fields that a later version has. With a value that asks for nothing they are taken.
-const LATER: [&str; 10] = [
-    "agents",
-    "requireToolApproval",
-    "inputProcessors",
-    "outputProcessors",
-    "errorProcessors",
-    "signals",
-    "notifications",
-    "backgroundTasks",
-    "delegation",
-    "isTaskComplete",
+const LATER: [&str; 6] =
+    ["inputProcessors", "outputProcessors", "errorProcessors", "signals", "notifications", "backgroundTasks"];
+/// Fields of `delegation`.
+const DELEGATION: [&str; 7] = [
+    "hookErrorStrategy",
+    "includeSubAgentToolResultsInModelContext",
+    "enableResultReferences",
+    "inheritMemory",
+    "includeParentSystem",
+    "maxDepth",
+    "threadScope",
 ];
 /// Fields of other tools, ignored with a warning.
 const FOREIGN: [&str; 4] = ["color", "permissionMode", "skills", "hooks"];
@@ -64,11 +71,22 @@ pub(super) struct Definition {
     pub(super) model_names: Vec<String>,
     pub(super) missing: Vec<String>,
     pub(super) tools: IndexMap<String, Tool>,
+    /// Subagents by key; whether they exist is known once all files are read.
+    pub(super) agents: IndexMap<String, Reference>,
+    pub(super) completion: Option<Completion>,
     pub(super) memory: Option<MemoryOptions>,
     pub(super) options: RunOptions,
     pub(super) interrupt: Interrupt,
     pub(super) on_step_limit: OnStepLimit,
     pub(super) metadata: Option<Object>,
+}
+
+/// An agent that a file names, and where.
+#[derive(Debug, Clone)]
+pub(super) struct Reference {
+    pub(super) id: String,
+    pub(super) line: usize,
+    pub(super) column: usize,
 }
 
 impl Definition {
@@ -84,6 +102,8 @@ impl Definition {
             model_names: Vec::new(),
             missing: Vec::new(),
             tools: IndexMap::new(),
+            agents: IndexMap::new(),
+            completion: None,
             memory: Some(MemoryOptions::default()),
             options: RunOptions::default(),
             interrupt: Interrupt::default(),
@@ -96,9 +116,9 @@ impl Definition {
 /// Reads one file's fields.
 pub(super) struct Reader<'a> {
     shown: &'a str,
-    models: &'a Models,
+    pub(super) models: &'a Models,
     warnings: &'a mut Vec<String>,
-    definition: Definition,
+    pub(super) definition: Definition,
     problems: Vec<Problem>,
 }
 
@@ -144,11 +164,11 @@ impl<'a> Reader<'a> {
         (self.definition, self.problems)
     }
 
-    fn at(&mut self, line: usize, column: usize, message: impl Into<String>) {
+    pub(super) fn at(&mut self, line: usize, column: usize, message: impl Into<String>) {
         self.problems.push(Problem { place: format!("{}:{line}:{column}", self.shown), message: message.into() });
     }
 
-    fn wrong(&mut self, key: &Key, message: impl Into<String>) {
+    pub(super) fn wrong(&mut self, key: &Key, message: impl Into<String>) {
         self.at(key.line, key.column, message);
     }
 
@@ -162,6 +182,13 @@ impl<'a> Reader<'a> {
             },
             "model" => self.model(key, node),
             "tools" => self.tools(key, node),
+            "agents" => self.agents(key, node),
+            "requireToolApproval" => match node.value() {
+                Value::Bool(all) => self.definition.options.require_tool_approval = Some(all),
+                _ => self.wrong(key, "requireToolApproval: must be true or false"),
+            },
+            "delegation" => self.delegation(key, node),
+            "isTaskComplete" => self.definition.completion = self.completion(key, node),
             "memory" => self.memory(key, node),
             "maxSteps" => match node.value().as_u64().and_then(|number| u32::try_from(number).ok()) {
                 Some(steps) if steps >= 1 => self.definition.options.max_steps = Some(steps),
@@ -206,7 +233,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn typed<T: DeserializeOwned>(&mut self, key: &Key, node: &Node, what: &str) -> Option<T> {
+    pub(super) fn typed<T: DeserializeOwned>(&mut self, key: &Key, node: &Node, what: &str) -> Option<T> {
         let value = serde_json::from_value(node.value()).ok();
         if value.is_none() {
             self.wrong(key, format!("{}: must be {what}", key.name));
@@ -332,34 +359,96 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// A list of ids, or a map key → id; the key names the tool (SUB-002).
+    fn agents(&mut self, key: &Key, node: &Node) {
+        match &node.data {
+            Data::Scalar(Value::Null) => {}
+            Data::List(items) => {
+                for item in items {
+                    match item.as_str() {
+                        Some(id) => self.reference(id, id, item),
+                        None => self.at(item.line, item.column, "agents: must be ids of agents"),
+                    }
+                }
+            }
+            Data::Map(entries) => {
+                for (name, item) in entries {
+                    match item.as_str() {
+                        Some(id) => self.reference(&name.name, id, item),
+                        None => self.wrong(name, format!("agents.{}: must be the id of an agent", name.name)),
+                    }
+                }
+            }
+            Data::Scalar(_) => self.wrong(key, "agents: must be a list of ids, or fields KEY: ID"),
+        }
+    }
+
+    /// The options that can be written down (SUB-070).
+    fn delegation(&mut self, key: &Key, node: &Node) {
+        let entries = match &node.data {
+            Data::Map(entries) => entries.as_slice(),
+            Data::Scalar(Value::Null) => &[],
+            _ => return self.wrong(key, "delegation: must be fields"),
+        };
+        let mut options = Object::new();
+        for (name, value) in entries {
+            let what = match name.name.as_str() {
+                "hookErrorStrategy" => "warn or throw",
+                "maxDepth" => "a whole number from 0",
+                "threadScope" => "call, run, parentThread or shared",
+                known if DELEGATION.contains(&known) => "true or false",
+                unknown => {
+                    let near = nearest(unknown, DELEGATION);
+                    let near = near.map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default();
+                    self.wrong(name, format!("delegation.{unknown}: unknown field{near}"));
+                    continue;
+                }
+            };
+            let one: Object = [(name.name.clone(), value.value())].into_iter().collect();
+            if serde_json::from_value::<Delegation>(one.clone().into()).is_ok() {
+                options.extend(one);
+            } else {
+                self.wrong(name, format!("delegation.{}: must be {what}", name.name));
+            }
+        }
+        self.definition.options.delegation = serde_json::from_value(options.into()).unwrap_or_default();
+    }
+
+    fn reference(&mut self, key: &str, id: &str, at: &Node) {
+        let reference = Reference { id: id.to_owned(), line: at.line, column: at.column };
+        if key.trim().is_empty() || self.definition.agents.insert(key.to_owned(), reference).is_some() {
+            self.at(at.line, at.column, format!("agents: {key:?} is there twice, or empty"));
+        }
+    }
+
     fn tools(&mut self, key: &Key, node: &Node) {
         match &node.data {
             Data::Scalar(Value::Null) => {}
             Data::Scalar(Value::String(list)) => {
                 for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-                    self.tool(name, node.line, node.column, None);
+                    self.tool(name, node.line, node.column, &ToolOptions::default());
                 }
             }
             Data::List(items) => {
                 for item in items {
                     match item.as_str() {
-                        Some(name) => self.tool(name, item.line, item.column, None),
+                        Some(name) => self.tool(name, item.line, item.column, &ToolOptions::default()),
                         None => self.at(item.line, item.column, "tools: must be names"),
                     }
                 }
             }
             Data::Map(entries) => {
                 for (name, options) in entries {
-                    let description = self.tool_options(name, options);
-                    self.tool(&name.name, name.line, name.column, description);
+                    let options = self.tool_options(name, options);
+                    self.tool(&name.name, name.line, name.column, &options);
                 }
             }
             Data::Scalar(_) => self.wrong(key, "tools: must be a list of names, names with commas, or fields"),
         }
     }
 
-    /// `{approval?, background?, description?}`; gives the description.
-    fn tool_options(&mut self, tool: &Key, node: &Node) -> Option<String> {
+    /// `{approval?, background?, description?}`.
+    fn tool_options(&mut self, tool: &Key, node: &Node) -> ToolOptions {
         let entries = match &node.data {
             Data::Map(entries) => entries.as_slice(),
             Data::Scalar(Value::Null) => &[],
@@ -368,13 +457,15 @@ impl<'a> Reader<'a> {
                 &[]
             }
         };
-        let mut description = None;
+        let mut options = ToolOptions::default();
         for (key, value) in entries {
             match (key.name.as_str(), &value.data) {
-                ("description", Data::Scalar(Value::String(text))) => description = Some(text.clone()),
+                ("description", Data::Scalar(Value::String(text))) => options.description = Some(text.clone()),
                 ("description", _) => self.wrong(key, format!("tools.{}.description: must be a text", tool.name)),
-                ("approval" | "background", Data::Scalar(Value::Bool(false))) => {}
-                ("approval" | "background", _) => {
+                ("approval", Data::Scalar(Value::Bool(needed))) => options.approval = Some(*needed),
+                ("approval", _) => self.wrong(key, format!("tools.{}.approval: must be true or false", tool.name)),
+                ("background", Data::Scalar(Value::Bool(false))) => {}
+                ("background", _) => {
                     self.wrong(key, format!("tools.{}.{} is not in this version; remove it", tool.name, key.name));
                 }
                 (name, _) => {
@@ -384,10 +475,10 @@ impl<'a> Reader<'a> {
                 }
             }
         }
-        description
+        options
     }
 
-    fn tool(&mut self, name: &str, line: usize, column: usize, description: Option<String>) {
+    fn tool(&mut self, name: &str, line: usize, column: usize, options: &ToolOptions) {
         let names: Vec<&str> = if name == "*" { BUILT_IN_TOOLS.to_vec() } else { vec![name] };
         for name in names {
             if !BUILT_IN_TOOLS.contains(&name) {
@@ -399,14 +490,25 @@ impl<'a> Reader<'a> {
                 self.at(line, column, message);
                 continue;
             }
-            let tool = INBOX.clone();
-            let tool = match &description {
-                Some(description) => tool.described(description.clone()),
-                None => tool,
-            };
+            let mut tool = INBOX.clone();
+            if let Some(description) = &options.description {
+                tool = tool.described(description.clone());
+            }
+            match options.approval {
+                Some(true) => tool = tool.with_approval(Approval::Always),
+                Some(false) => tool = tool.with_approval(Approval::None),
+                None => {}
+            }
             self.definition.tools.insert(name.to_owned(), tool);
         }
     }
+}
+
+/// What a file says of one of its tools.
+#[derive(Default)]
+struct ToolOptions {
+    description: Option<String>,
+    approval: Option<bool>,
 }
 
 static INBOX: LazyLock<Tool> = LazyLock::new(bugle::notification::inbox_tool);

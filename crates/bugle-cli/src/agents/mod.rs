@@ -1,5 +1,6 @@
 //! Agents from files: `agents/*.md` (CLI §2).
 
+mod completion;
 mod fields;
 mod front;
 mod models;
@@ -11,11 +12,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use bugle::{Agent, RunOptions, agent::AgentSource, memory::MemoryOptions};
+use bugle::{Agent, RunOptions, agent::AgentSource, memory::MemoryOptions, scorer::Judge, subagent::Registered};
 use indexmap::IndexMap;
 
-use self::{fields::Definition, front::Document};
-use crate::settings::{Problem, Settings};
+use self::{
+    fields::{Definition, Reference},
+    front::Document,
+};
+use crate::{
+    settings::{Problem, Settings},
+    text::nearest,
+};
 
 /// The tools that an agent file can name.
 pub(crate) const BUILT_IN_TOOLS: [&str; 1] = ["notification-inbox"];
@@ -47,6 +54,8 @@ pub(crate) struct Found {
 pub(crate) fn load(settings: &Settings, models: &Models) -> Found {
     let mut found = Found::default();
     let mut places: IndexMap<String, String> = IndexMap::new();
+    let mut faulty: IndexMap<String, String> = IndexMap::new();
+    let mut definitions: Vec<(String, Definition)> = Vec::new();
     for path in files(settings, &mut found) {
         found.any = true;
         let shown = path.strip_prefix(&settings.directory).unwrap_or(&path).display().to_string();
@@ -64,18 +73,64 @@ pub(crate) fn load(settings: &Settings, models: &Models) -> Found {
             problems.push(Problem { place: format!("{shown}:{}:1", definition.id_line), message });
         }
         if problems.is_empty() {
-            match build(&definition, settings) {
-                Ok(served) => {
-                    places.insert(definition.id, shown);
-                    found.agents.push(served);
-                }
-                Err(message) => found.problems.push(Problem { place: shown, message }),
-            }
+            places.insert(definition.id.clone(), shown.clone());
+            definitions.push((shown, definition));
         } else {
+            faulty.insert(definition.id, shown);
             found.problems.append(&mut problems);
         }
     }
+    check_references(&mut definitions, faulty, &mut found.problems);
+    let agents: IndexMap<String, Registered> =
+        definitions.iter().map(|(_, definition)| (definition.id.clone(), as_subagent(definition))).collect();
+    for (shown, definition) in &definitions {
+        match build(definition, &agents, settings) {
+            Ok(served) => found.agents.push(served),
+            Err(message) => found.problems.push(Problem { place: shown.clone(), message }),
+        }
+    }
     found
+}
+
+/// Leaves out the files that name subagents which do not exist, or have errors, themselves included; until what is left
+/// is whole (CLI-012).
+fn check_references(
+    definitions: &mut Vec<(String, Definition)>,
+    mut faulty: IndexMap<String, String>,
+    problems: &mut Vec<Problem>,
+) {
+    loop {
+        let mut known: Vec<String> = definitions.iter().map(|(_, definition)| definition.id.clone()).collect();
+        known.sort();
+        let mut wrong = Vec::new();
+        for (at, (shown, definition)) in definitions.iter().enumerate() {
+            let before = problems.len();
+            for Reference { id, line, column } in definition.agents.values() {
+                if known.contains(id) {
+                    continue;
+                }
+                let message = match faulty.get(id) {
+                    Some(other) => format!("agents: {id} cannot be delegated to, since {other} has errors"),
+                    None => {
+                        let near = nearest(id, known.iter().map(String::as_str));
+                        let near = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+                        format!("agents: {id}: unknown agent; known are {}{near}", known.join(", "))
+                    }
+                };
+                problems.push(Problem { place: format!("{shown}:{line}:{column}"), message });
+            }
+            if problems.len() > before {
+                wrong.push(at);
+            }
+        }
+        if wrong.is_empty() {
+            return;
+        }
+        for at in wrong.into_iter().rev() {
+            let (shown, definition) = definitions.remove(at);
+            faulty.insert(definition.id, shown);
+        }
+    }
 }
 
 /// The agent files of the folders, sorted; folders that are named but missing are a problem.
@@ -128,9 +183,29 @@ fn read(
     fields::Reader::new(shown, stem, models, warnings).read(&document)
 }
 
-fn build(definition: &Definition, settings: &Settings) -> Result<Served, String> {
+/// An agent as those see it who name it. They find it by its id, so cycles are legal (SUB-165).
+fn as_subagent(definition: &Definition) -> Registered {
+    let mut agent = Registered::new(&definition.id).name(&definition.name).description(&definition.description);
+    if let Some(steps) = definition.options.max_steps {
+        agent = agent.max_steps(steps);
+    }
+    if definition.memory.as_ref().is_none_or(|memory| memory.read_only) {
+        agent = agent.without_memory();
+    }
+    agent
+}
+
+fn build(
+    definition: &Definition,
+    agents: &IndexMap<String, Registered>,
+    settings: &Settings,
+) -> Result<Served, String> {
     let concurrency = settings.number("runs.tool-concurrency").and_then(|number| u32::try_from(number).ok());
+    let mut delegation = definition.options.delegation.clone();
+    let depth = settings.number("runs.max-delegation-depth").and_then(|number| u32::try_from(number).ok());
+    delegation.max_depth = delegation.max_depth.or(depth);
     let options = RunOptions {
+        delegation,
         tool_call_concurrency: concurrency,
         on_step_limit: Some(definition.on_step_limit),
         ..definition.options.clone()
@@ -148,6 +223,14 @@ fn build(definition: &Definition, settings: &Settings) -> Result<Served, String>
     }
     for (key, tool) in &definition.tools {
         builder = builder.tool_as(key.clone(), tool.clone());
+    }
+    for (key, reference) in &definition.agents {
+        if let Some(agent) = agents.get(&reference.id) {
+            builder = builder.agent(key.clone(), agent.clone());
+        }
+    }
+    if let (Some(completion), Some(entry)) = (&definition.completion, definition.models.first()) {
+        builder = builder.is_task_complete(completion.build(&Judge::of_model(entry.model.clone())));
     }
     if let Some(memory) = &definition.memory {
         builder = builder.memory(MemoryOptions::clone(memory));

@@ -115,14 +115,154 @@ fn cli_012_two_agents_cannot_have_one_id() {
 fn what_this_version_lacks_is_refused_in_agent_files_too() {
     assert_eq!(
         problems(
-            "---\nagents: [research]\ntools: { notification-inbox: { approval: true }, mcp__x__y: {} }\nsignals: [tasks]\n---\nHelp."
+            "---\nbackgroundTasks: all\ntools: { notification-inbox: { background: true }, mcp__x__y: {} }\nsignals: [tasks]\n---\nHelp."
         ),
         [
-            "agents/a.md:2:1: agents is not in this version; remove it",
-            "agents/a.md:3:32: tools.notification-inbox.approval is not in this version; remove it",
-            "agents/a.md:3:50: tools: mcp__x__y: tool servers are not in this version; remove it",
+            "agents/a.md:2:1: backgroundTasks is not in this version; remove it",
+            "agents/a.md:3:32: tools.notification-inbox.background is not in this version; remove it",
+            "agents/a.md:3:52: tools: mcp__x__y: tool servers are not in this version; remove it",
             "agents/a.md:4:1: signals is not in this version; remove it",
         ]
+    );
+}
+
+fn many(files: &[(&str, &str)]) -> (Vec<Served>, Vec<String>) {
+    let (_directory, settings, models) = project(files, DEFAULT);
+    let found = load(&settings, &models);
+    (found.agents, found.problems.iter().map(ToString::to_string).collect())
+}
+
+/// Key and id of an agent's subagents.
+fn subagents(served: &Served) -> Vec<(String, String)> {
+    served.agent.agents().iter().map(|(key, agent)| (key.clone(), agent.id().to_owned())).collect()
+}
+
+#[test]
+fn cli_012_sub_165_files_name_each_other_and_themselves() {
+    let (agents, problems) = many(&[
+        ("lead.md", "---\nagents: [research, lead]\n---\nLead."),
+        (
+            "research.md",
+            "---\nname: Researcher\ndescription: Finds.\nagents: { boss: lead, peer: writer-1 }\nmaxSteps: 3\n---\nFind.",
+        ),
+        ("w.md", "---\nid: writer-1\nmemory: false\n---\nWrite."),
+    ]);
+    assert_eq!(problems, Vec::<String>::new());
+    let pairs = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
+        pairs.iter().map(|(key, id)| ((*key).to_owned(), (*id).to_owned())).collect()
+    };
+    assert_eq!(subagents(&agents[0]), pairs(&[("research", "research"), ("lead", "lead")]));
+    assert_eq!(subagents(&agents[1]), pairs(&[("boss", "lead"), ("peer", "writer-1")]));
+    let research = &agents[0].agent.agents()["research"];
+    assert_eq!(
+        (research.name(), research.description(), research.max_steps()),
+        ("Researcher", Some("Finds."), Some(3))
+    );
+    assert!(research.has_memory() && !agents[1].agent.agents()["peer"].has_memory());
+}
+
+#[test]
+fn cli_012_an_unknown_or_faulty_subagent_is_an_error_with_its_place() {
+    let (agents, problems) = many(&[
+        ("a.md", "---\nagents:\n  - reserch\n  - b\n---\nHelp."),
+        ("b.md", "---\nagents: { x: c }\n---\nHelp."),
+        ("c.md", "---\nmaxSteps: 0\n---\nHelp."),
+        ("d.md", "---\nagents: [research]\n---\nHelp."),
+        ("research.md", "Find."),
+    ]);
+    assert_eq!(
+        problems,
+        [
+            "agents/c.md:2:1: maxSteps: must be a whole number from 1",
+            "agents/a.md:3:5: agents: reserch: unknown agent; known are a, b, d, research; did you mean research?",
+            "agents/b.md:2:14: agents: c cannot be delegated to, since agents/c.md has errors",
+        ]
+    );
+    let ids: Vec<&str> = agents.iter().map(|served| served.agent.id()).collect();
+    assert_eq!(ids, ["d", "research"], "whoever needs a faulty agent is left out with it");
+    assert_eq!(problems_of("agents: research"), ["agents/a.md:2:1: agents: must be a list of ids, or fields KEY: ID"]);
+    assert_eq!(
+        problems_of("agents: [a, a, [b]]"),
+        ["agents/a.md:2:13: agents: \"a\" is there twice, or empty", "agents/a.md:2:16: agents: must be ids of agents"]
+    );
+}
+
+/// The problems of a file with this line in its front matter.
+fn problems_of(line: &str) -> Vec<String> {
+    problems(&format!("---\n{line}\n---\nHelp."))
+}
+
+#[test]
+fn cli_011_tools_may_need_approval() {
+    let approval = |text: &str| {
+        let served = one(&format!("---\n{text}\n---\nHelp."));
+        format!("{:?}", served.agent.tools()["notification-inbox"].approval())
+    };
+    assert_eq!(approval("tools: [notification-inbox]"), "None");
+    assert_eq!(approval("tools: { notification-inbox: { approval: true } }"), "Always");
+    assert_eq!(approval("tools: { '*': { approval: true } }"), "Always");
+    assert_eq!(approval("tools: { notification-inbox: { approval: false } }"), "None");
+    assert_eq!(
+        problems_of("tools: { notification-inbox: { approval: maybe } }"),
+        ["agents/a.md:2:32: tools.notification-inbox.approval: must be true or false"]
+    );
+    let all = one("---\nrequireToolApproval: true\n---\nHelp.");
+    assert_eq!(all.agent.default_options().require_tool_approval, Some(true));
+    assert_eq!(problems_of("requireToolApproval: 1"), ["agents/a.md:2:1: requireToolApproval: must be true or false"]);
+}
+
+#[test]
+fn cli_011_sub_070_delegation_options_that_can_be_written_down() {
+    let served = one(
+        "---\ndelegation:\n  hookErrorStrategy: throw\n  enableResultReferences: true\n  maxDepth: 3\n  threadScope: parentThread\n---\nHelp.",
+    );
+    let delegation = &served.agent.default_options().delegation;
+    let written = serde_json::to_value(delegation).unwrap();
+    assert_eq!(
+        written,
+        serde_json::json!({"hookErrorStrategy": "throw", "enableResultReferences": true, "maxDepth": 3, "threadScope": "parentThread"})
+    );
+    assert_eq!(one("Help.").agent.default_options().delegation.max_depth, Some(8), "runs.max-delegation-depth");
+    assert_eq!(
+        problems("---\ndelegation:\n  maxDepth: deep\n  enableResultReference: true\n  inheritMemory: 1\n---\nHelp."),
+        [
+            "agents/a.md:3:3: delegation.maxDepth: must be a whole number from 0",
+            "agents/a.md:4:3: delegation.enableResultReference: unknown field; did you mean \"enableResultReferences\"?",
+            "agents/a.md:5:3: delegation.inheritMemory: must be true or false",
+        ]
+    );
+}
+
+#[test]
+fn cli_011_sco_060_is_task_complete_takes_rubrics() {
+    let text = "---\nisTaskComplete:\n  scorers:\n    - rubric: [names sources, { description: is short, required: false }]\n    - { rubric: \"- a\\n- b\", model: fast }\n  strategy: any\n  timeout: 90s\n  suppressFeedback: true\n---\nHelp.";
+    let completion = one(text).agent.task_completion().unwrap().clone();
+    assert_eq!(completion.scorers.iter().map(|scorer| scorer.id()).collect::<Vec<_>>(), ["rubric-scorer"; 2]);
+    assert_eq!((completion.strategy, completion.timeout.as_secs()), (bugle::scorer::Strategy::Any, 90));
+    assert!(completion.suppress_feedback && completion.parallel);
+    assert!(one("---\nisTaskComplete: false\n---\nHelp.").agent.task_completion().is_none());
+    // A judge's key is missed as a model's is.
+    let other = "---\nisTaskComplete: { scorers: [{ rubric: [a], model: openai/gpt-4o-mini }] }\n---\nHelp.";
+    assert_eq!(one(other).missing, ["OPENAI_API_KEY is not set; its runs will fail"]);
+    assert_eq!(
+        problems(
+            "---\nisTaskComplete:\n  scorers:\n    - rubric: []\n    - model: fsat\n      rubric: [a]\n    - rubrik: [a]\n    - x\n  strategy: most\n  timeout: soon\n  parallel: 1\n  timeuot: 3\n---\nHelp."
+        ),
+        [
+            "agents/a.md:4:7: isTaskComplete.scorers.rubric: must say at least one thing that has to be so",
+            "agents/a.md:5:14: isTaskComplete.scorers.model: \"fsat\" is neither provider/model nor an alias under [models.aliases] (known are fast); did you mean fast?",
+            "agents/a.md:7:7: isTaskComplete.scorers.rubrik: unknown field; known are rubric, model",
+            "agents/a.md:7:7: isTaskComplete.scorers: rubric is missing",
+            "agents/a.md:8:7: isTaskComplete.scorers: must be fields: rubric, and model if not the agent's",
+            "agents/a.md:9:3: isTaskComplete.strategy: must be all or any",
+            "agents/a.md:10:3: isTaskComplete.timeout: must be a duration, such as 60s",
+            "agents/a.md:11:3: isTaskComplete.parallel: must be true or false",
+            "agents/a.md:12:3: isTaskComplete.timeuot: unknown field; did you mean \"timeout\"?",
+        ]
+    );
+    assert_eq!(
+        problems_of("isTaskComplete: { strategy: all }"),
+        ["agents/a.md:2:1: isTaskComplete: scorers is missing; such as scorers: [{ rubric: [names its sources] }]"]
     );
 }
 

@@ -100,7 +100,7 @@ pub(crate) const TABLE: &[Key] = &[
     only("runs.abort-grace", TIME, &["250ms"]),
     only("runs.tool-abort-grace", TIME, &["1s"]),
     key("runs.tool-concurrency", Kind::Int { min: 1, max: 10_000 }, Some("10")),
-    only("runs.max-delegation-depth", Kind::Int { min: 1, max: 100 }, &["8"]),
+    key("runs.max-delegation-depth", Kind::Int { min: 1, max: 100 }, Some("8")),
     only("subscriptions.log-bytes", BYTES, &["8MiB"]),
     only("subscriptions.lag-chunks", COUNT, &["1024"]),
     only("subscriptions.lag-bytes", BYTES, &["1MiB"]),

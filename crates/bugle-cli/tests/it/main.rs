@@ -7,4 +7,5 @@ mod codes;
 mod conversation;
 mod kill;
 mod lifecycle;
+mod subagents;
 mod support;

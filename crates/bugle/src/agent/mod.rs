@@ -193,6 +193,11 @@ impl Agent {
         &self.inner.default_options
     }
 
+    /// When its work is done, if somebody says so (SCO §3).
+    pub fn task_completion(&self) -> Option<&TaskCompletion> {
+        self.inner.task_completion.as_ref()
+    }
+
     /// Its input processors' ids, in order.
     pub fn input_processor_ids(&self) -> Vec<String> {
         self.inner.input_processors.iter().map(|processor| processor.id().to_owned()).collect()

@@ -14,7 +14,7 @@ use crate::{
     message::StoredMessage,
     model::{ModelSettings, SharedModel},
     run::{RunOutput, StepSummary},
-    scorer::TaskCompletion,
+    scorer::{LiveScorer, TaskCompletion},
     subagent::{Delegation, IterationHook},
 };
 
@@ -113,6 +113,9 @@ pub struct RunOptions {
     /// Replaces the agent's completion check.
     #[serde(skip)]
     pub is_task_complete: Option<TaskCompletion>,
+    /// Score the run once it has ended, by key; replaces the agent's (SCO-080).
+    #[serde(skip)]
+    pub scorers: Option<IndexMap<String, LiveScorer>>,
     /// Aborts the run when it fires (SIG-311).
     #[serde(skip)]
     pub abort: Option<tokio_util::sync::CancellationToken>,
@@ -168,6 +171,7 @@ impl RunOptions {
             stop_when: if self.stop_when.is_empty() { &base.stop_when } else { &self.stop_when }.clone(),
             hooks,
             is_task_complete: either(&self.is_task_complete, &base.is_task_complete),
+            scorers: either(&self.scorers, &base.scorers),
             abort: either(&self.abort, &base.abort),
         }
     }

@@ -6,12 +6,15 @@
 
 mod completion;
 mod judge;
+mod live;
 mod pipeline;
 mod record;
 mod rubric;
 
 pub use completion::{CompletionResult, OnComplete, ScorerResult, Strategy, TaskCompletion, When};
 pub use judge::{Judge, JudgeStep};
+pub(crate) use live::Ended;
+pub use live::{LiveScore, LiveScorer, Sampling};
 pub use pipeline::{PipelineBuilder, PipelineScorer, StepContext};
 pub use record::{FailedRun, JudgeExecution, JudgeRecord, NotScorable, ScorerRun, Step};
 pub use rubric::{Criteria, Criterion, Rubric, rubric_scorer};
@@ -76,7 +79,8 @@ pub trait Scorer: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScorerInput {
-    /// The run.
+    /// The run; made up if it is not said.
+    #[serde(default = "RunId::random")]
     pub run_id: RunId,
     /// What the run was given. In a completion check the object of SCO-033: `originalTask`, `messages`, `iteration`,
     /// `maxIterations` and more; of a live run `inputMessages`, `rememberedMessages`, `systemMessages`.

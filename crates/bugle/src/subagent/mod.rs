@@ -36,6 +36,7 @@ mod iteration;
 mod options;
 mod output;
 mod references;
+mod registered;
 mod state;
 mod task;
 
@@ -46,6 +47,7 @@ pub use hooks::{
 pub use isolation::ThreadScope;
 pub use iteration::{IterationComplete, IterationDecision, IterationHook, IterationToolCall, IterationToolResult};
 pub use options::{CompleteHook, Delegation, HookAnswer, HookErrorStrategy, MessageFilter, StartHook};
+pub use registered::Registered;
 pub use task::{SubAgent, SubRun, SubToolCall, SubToolResult, Task};
 
 pub(crate) use call::{Delegate, Scope, check_names};

@@ -5,6 +5,10 @@ mod faulty;
 mod support;
 
 mod approvals;
+#[path = "../../examples/subagents.rs"]
+#[allow(dead_code, reason = "its main is the example's")]
+mod example;
+
 mod leftovers;
 mod r#loop;
 mod runs;

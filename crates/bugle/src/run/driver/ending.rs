@@ -100,6 +100,7 @@ impl Driver {
         };
         self.log.end_run(&self.shared, Some(last), direct);
         let title = (ending == Ending::Finished).then(|| self.prepared.title_task(&result)).flatten();
+        let scoring = (ending == Ending::Finished).then(|| self.live_scores(&result)).flatten();
         if let Some(output) = output {
             // The caller may have gone.
             let _ = output.send(result);
@@ -115,6 +116,10 @@ impl Driver {
         if let Some(title) = title {
             let tasks = self.inner.hub.tasks.clone();
             tasks.spawn(title);
+        }
+        if let Some(scoring) = scoring {
+            let tasks = self.inner.hub.tasks.clone();
+            tasks.spawn(scoring);
         }
     }
 }

@@ -2,17 +2,18 @@
 
 use super::Driver;
 use crate::{
+    chunk::FinishReason,
     json::{Object, Value, json},
     message::{Part, Role},
-    run::{completion::Check, machine::StepToScore},
-    scorer::ScorerInput,
+    run::{RunOutput, completion::Check, machine::StepToScore},
+    scorer::{Ended, ScorerInput},
 };
 
 impl Driver {
     /// The check of the step that has ended.
     pub(super) fn check(&self, step: StepToScore) -> Check {
         let (agent, run_id) = (&self.prepared.agent, &self.shared.run_id);
-        let thread = self.link.as_ref().map(|link| &link.key);
+        let thread = self.prepared.thread();
         let max_steps = Some(self.prepared.max_steps()).filter(|steps| *steps != u32::MAX);
         let mut custom = Object::new();
         custom.insert("toolCalls".to_owned(), step.tool_calls.into());
@@ -48,6 +49,46 @@ impl Driver {
             last: step.last,
             work: step.work,
         }
+    }
+
+    /// Scores the run that has ended, beside the work (SCO-080). The process does not wait for it when it stops.
+    pub(super) fn live_scores(&self, result: &RunOutput) -> Option<impl Future<Output = ()> + Send + 'static> {
+        let scorers = self.prepared.options.scorers.clone().filter(|scorers| !scorers.is_empty())?;
+        // A run that waits for a person has not ended (SCO-084).
+        if result.finish_reason == FinishReason::Suspended {
+            return None;
+        }
+        let input: Vec<_> = result.messages.iter().filter(|message| message.role != Role::Assistant).collect();
+        let ended = Ended {
+            agent_id: self.prepared.agent.id().to_owned(),
+            agent_name: self.prepared.agent.name().to_owned(),
+            thread: self.prepared.thread().cloned(),
+            input: ScorerInput {
+                run_id: result.run_id.clone(),
+                input: json!({
+                    "inputMessages": input,
+                    "rememberedMessages": result.remembered_messages,
+                    "systemMessages": self.prepared.system,
+                    "taggedSystemMessages": {},
+                }),
+                output: json!(result.response_messages),
+                ground_truth: None,
+                request_context: self.prepared.options.request_context.plain(),
+                more: Object::new(),
+            },
+        };
+        let stop = self.inner.hub.stop.clone();
+        Some(async move {
+            let all = async {
+                for scorer in scorers.values() {
+                    scorer.score(&ended).await;
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = all => {}
+            }
+        })
     }
 
     /// What was asked for: the first text of the first message of this call.

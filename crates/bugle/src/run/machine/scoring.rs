@@ -41,6 +41,9 @@ impl RunMachine {
                 Some(ToolOutcome::Failed(error)) => tool_results.push(
                     json!({ "toolCallId": id, "toolName": name, "args": call.args, "result": error.message, "isError": true }),
                 ),
+                Some(ToolOutcome::FailedAs { told, .. }) => tool_results.push(
+                    json!({ "toolCallId": id, "toolName": name, "args": call.args, "result": told, "isError": true }),
+                ),
                 _ => {}
             }
         }

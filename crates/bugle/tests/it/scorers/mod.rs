@@ -1,8 +1,10 @@
 //! Scorers, task completion and rubrics on the scripted model (SCO).
 
 mod completion;
+mod live;
 mod pipeline;
 mod rubric;
+mod subagents;
 mod verdicts;
 
 use std::sync::Arc;
