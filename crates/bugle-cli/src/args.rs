@@ -65,6 +65,10 @@ pub(crate) enum Command {
     Abort(Abort),
     /// List threads, show a transcript, delete a thread
     Threads(Threads),
+    /// Send a notification: stored, and told to the agent as its policy says
+    Notify(Notify),
+    /// The inbox of notifications: list it, or read, mark, put away, retry one
+    Inbox(Inbox),
 }
 
 /// Flags of the commands that talk to a server.
@@ -247,6 +251,75 @@ pub(crate) struct Decline {
     /// Why; the model is told
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["list", "data"])]
     pub(crate) reason: Option<String>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Notify {
+    /// What has happened, in a line; - reads standard input
+    #[arg(value_name = "SUMMARY")]
+    pub(crate) summary: Option<String>,
+    /// Where it came from
+    #[arg(long, value_name = "S", default_value = "cli")]
+    pub(crate) source: String,
+    /// What kind of event
+    #[arg(long, value_name = "K", default_value = "message")]
+    pub(crate) kind: String,
+    /// How urgent it is
+    #[arg(long, value_name = "P", default_value = "medium", value_parser = ["low", "medium", "high", "urgent"])]
+    pub(crate) priority: String,
+    /// The event itself, as JSON, or @FILE
+    #[arg(long, value_name = "JSON")]
+    pub(crate) payload: Option<String>,
+    /// A pending notification with this key is the same event
+    #[arg(long, value_name = "K")]
+    pub(crate) dedupe_key: Option<String>,
+    /// Pending notifications with this key are counted together
+    #[arg(long, value_name = "K")]
+    pub(crate) coalesce_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+/// What is done with a notification.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum InboxVerb {
+    /// Show it in full; it is seen then
+    Read,
+    /// Mark it seen
+    Seen,
+    /// Put it away
+    Dismiss,
+    /// Put it away for good
+    Archive,
+    /// Try its delivery anew
+    Retry,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Inbox {
+    /// What to do with one [default: list them]
+    #[arg(value_name = "ACTION", requires = "id")]
+    pub(crate) action: Option<InboxVerb>,
+    /// Which one
+    #[arg(value_name = "ID")]
+    pub(crate) id: Option<String>,
+    /// With these statuses, comma-separated
+    #[arg(long, value_name = "S")]
+    pub(crate) status: Option<String>,
+    /// Of these priorities, comma-separated
+    #[arg(long, value_name = "P")]
+    pub(crate) priority: Option<String>,
+    /// From this source
+    #[arg(long, value_name = "S")]
+    pub(crate) source: Option<String>,
+    /// At most so many
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) limit: u32,
+    /// Begin here: what the page before named
+    #[arg(long, value_name = "C")]
+    pub(crate) cursor: Option<String>,
     #[command(flatten)]
     pub(crate) target: Target,
 }

@@ -30,7 +30,7 @@ pub(crate) fn agents(state: &Path) -> Result<Vec<Served>, Error> {
         .tool(clock())
         .tool(calculator())
         .tool(write_note(state))
-        .tool(bugle::notification::inbox_tool())
+        .tool(bugle::notification::notification_inbox_tool())
         .memory(MemoryOptions::default())
         .metadata([(DEFAULT_MARK.to_owned(), true.into())].into_iter().collect())
         .build()?;

@@ -292,13 +292,21 @@ impl Thread {
         Ok(answer.signal)
     }
 
-    fn with(&self, mut body: Object) -> Value {
+    pub(crate) fn http(&self) -> &Http {
+        &self.agent.http
+    }
+
+    pub(crate) fn path(&self) -> &str {
+        &self.agent.path
+    }
+
+    pub(crate) fn with(&self, mut body: Object) -> Value {
         body.insert("threadId".into(), json!(self.id));
         body.insert("resourceId".into(), json!(self.resource));
         Value::Object(body)
     }
 
-    async fn post<T: serde::de::DeserializeOwned>(&self, route: &str, body: Value) -> Result<T, Error> {
+    pub(crate) async fn post<T: serde::de::DeserializeOwned>(&self, route: &str, body: Value) -> Result<T, Error> {
         self.agent.http.json(self.agent.post(route, &body)).await
     }
 }

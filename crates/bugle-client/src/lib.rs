@@ -28,6 +28,7 @@ mod client;
 mod error;
 mod http;
 mod input;
+mod notification;
 mod sse;
 mod subscription;
 mod types;
@@ -36,6 +37,7 @@ pub use agent::{Agent, Thread};
 pub use client::{Client, ClientBuilder, ThreadQuery};
 pub use error::Error;
 pub use input::{Input, Routing};
+pub use notification::{InboxMark, InboxPage, InboxQuery, Notification, NotificationSent};
 pub use subscription::{Delivery, RunStream, SubscribeOptions, Subscription};
 pub use types::{
     Accepted, AgentInfo, ApprovalAccepted, EditInput, Generated, Page, Promoted, SuspendedCall, SuspendedQuery,

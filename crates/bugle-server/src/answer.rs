@@ -2,9 +2,9 @@
 
 use bugle::{
     RunOutput,
-    chunk::{Chunk, Payload},
+    chunk::{Chunk, FinishReason, Payload, ToolCallPayload},
     json::{Object, Value, json},
-    message::{Part, StoredMessage, to_model_messages, to_ui_message},
+    message::{Part, StoredMessage, ToolInvocation, to_model_messages, to_ui_message},
     run::StepSummary,
 };
 
@@ -23,7 +23,7 @@ pub(crate) fn generated(output: &RunOutput) -> Value {
         "providerMetadata": provider_metadata,
         "reasoning": reasoning(&output.response_messages),
         "reasoningText": last.map(|step| step.reasoning_text.as_str()).filter(|text| !text.is_empty()),
-        "toolCalls": output.steps.last().map(|step| step.tool_calls.as_slice()).unwrap_or_default(),
+        "toolCalls": tool_calls(output),
         "toolResults": output.steps.last().map(|step| step.tool_results.as_slice()).unwrap_or_default(),
         "sources": output.sources,
         "files": output.files,
@@ -50,6 +50,30 @@ pub(crate) fn generated(output: &RunOutput) -> Value {
         fields.retain(|name, value| !value.is_null() || name == "object");
     }
     body
+}
+
+/// The calls of the last step; of a run that waits, those of the step that waits (HTTP-045).
+fn tool_calls(output: &RunOutput) -> Vec<Chunk> {
+    if output.finish_reason != FinishReason::Suspended {
+        return output.steps.last().map(|step| step.tool_calls.clone()).unwrap_or_default();
+    }
+    let parts = output.response_messages.last().map(|message| message.content.parts.as_slice()).unwrap_or_default();
+    let step = parts.rsplit(|part| matches!(part, Part::StepStart(_))).next().unwrap_or_default();
+    let calls = step.iter().filter_map(|part| match part {
+        Part::ToolInvocation(part) => Some(&part.tool_invocation),
+        _ => None,
+    });
+    let chunk = |call: &ToolInvocation| {
+        let call = ToolCallPayload {
+            tool_call_id: call.tool_call_id.clone(),
+            tool_name: call.tool_name.clone(),
+            args: call.args.clone(),
+            provider_executed: None,
+            provider_metadata: None,
+        };
+        Chunk::agent(&output.run_id, Payload::ToolCall(call))
+    };
+    calls.map(chunk).collect()
 }
 
 /// React shows `uiMessages`; client tools go on from `messages`.

@@ -1,11 +1,14 @@
 //! One request as handlers see it: checked, with its caller, and with typed access to what the shapes promise.
 
-use std::sync::Arc;
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use axum::http::HeaderMap;
 use base64::Engine;
 use bugle::{
-    AgentHandle, Bugle, RequestContext, ThreadKey,
+    AgentHandle, Bugle, RequestContext, RunId, ThreadKey,
     json::{Object, Value},
     message::Thread,
 };
@@ -23,6 +26,34 @@ pub(crate) struct App {
     pub(crate) options: ServerOptions,
     /// The OpenAPI document.
     pub(crate) document: bytes::Bytes,
+    /// Runs that were gone on with here.
+    pub(crate) resumed: Resumed,
+}
+
+/// The runs that this process went on with last: for telling an answer that comes twice from one to a run that never was
+/// (HTTP-108).
+#[derive(Debug, Default)]
+pub(crate) struct Resumed {
+    runs: Mutex<VecDeque<RunId>>,
+}
+
+impl Resumed {
+    const LEN_MAX: usize = 4096;
+
+    pub(crate) fn add(&self, run: &RunId) {
+        let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+        if runs.contains(run) {
+            return;
+        }
+        if runs.len() == Self::LEN_MAX {
+            runs.pop_front();
+        }
+        runs.push_back(run.clone());
+    }
+
+    pub(crate) fn contains(&self, run: &RunId) -> bool {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner).contains(run)
+    }
 }
 
 /// Whose request it is. Without auth nobody's.
@@ -41,6 +72,8 @@ pub(crate) struct Call {
     pub(crate) path: Vec<(Box<str>, String)>,
     pub(crate) query: Object,
     pub(crate) body: Object,
+    /// The body's bytes, on routes that ask for them.
+    pub(crate) raw: bytes::Bytes,
     pub(crate) headers: HeaderMap,
 }
 
@@ -74,7 +107,7 @@ impl Call {
 
     /// The thread that `fields` name with `threadId` and `resourceId` (SIG-361: the resource may be missing).
     pub(crate) fn thread(&self, fields: &Object) -> Option<ThreadKey> {
-        let thread = text(fields, "threadId")?;
+        let thread = text(fields, "threadId").filter(|id| !id.trim().is_empty())?;
         Some(match self.resource(text(fields, "resourceId")) {
             Some(resource) => ThreadKey::new(resource, thread),
             None => ThreadKey::unowned(thread),

@@ -54,16 +54,21 @@ async fn read(app: Arc<App>, route: &Route, params: &RawPathParams, request: Req
     let (parts, body) = request.into_parts();
     let path = params.iter().map(|(name, value)| (name.into(), value.to_owned())).collect();
     let query = read_query(route.query, parts.uri.query().unwrap_or_default());
-    let body = match route.body {
-        Some(shape) => read_body(shape, &parts, body, app.options.max_body).await?,
-        None => Object::new(),
+    let mut raw = Bytes::new();
+    let body = match (route.body, route.raw) {
+        (Some(shape), _) => read_body(shape, &parts, body, app.options.max_body).await?,
+        (None, Some(limit)) => {
+            raw = collect(body, limit).await?;
+            Object::new()
+        }
+        (None, None) => Object::new(),
     };
     let issues = Shape::Fields(route.query).check(&Value::Object(query.clone()));
     if !issues.is_empty() {
         return Err(Failure::invalid(Place::Query, issues));
     }
     let caller = parts.extensions.get::<Caller>().cloned().unwrap_or_default();
-    Ok(Call { app, caller, path, query, body, headers: parts.headers })
+    Ok(Call { app, caller, path, query, body, raw, headers: parts.headers })
 }
 
 async fn read_body(shape: &Shape, parts: &Parts, body: Body, limit: usize) -> Result<Object, Failure> {

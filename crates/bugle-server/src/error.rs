@@ -7,6 +7,7 @@ use axum::{
 use bugle::{
     Error, RunId,
     json::{Value, json},
+    provider::WebhookError,
     storage::StorageError,
 };
 
@@ -179,7 +180,14 @@ impl From<Error> for Failure {
             }
             Error::RunIdTaken { run_id } => Self::conflict(text).with_run(&run_id),
             Error::Draining | Error::OwnedElsewhere { .. } => Self::new(StatusCode::SERVICE_UNAVAILABLE, text).later(),
+            Error::State(error) => match error.code {
+                "state_thread_not_found" => Self::unknown_thread(),
+                "thread_resource_mismatch" => Self::foreign_thread(),
+                "state_conflict" | "state_stale_base" => Self::conflict(text),
+                _ => Self::bad_request(text),
+            },
             Error::Storage(error) => error.into(),
+            Error::NotificationsUnsupported(_) => Self::unsupported(text),
             // A caller's mistake is never 5xx: the client would send it again (HTTP-013).
             Error::Run(info) if info.id.as_deref() == Some("AGENT_MEMORY_THREAD_RESOURCE_MISMATCH") => {
                 Self::foreign_thread()
@@ -197,6 +205,16 @@ impl From<Error> for Failure {
 }
 
 impl Failure {
+    /// What the sender of a webhook is told: nothing that helps to guess (PROV-011).
+    pub(crate) fn of_webhook(error: &WebhookError) -> Self {
+        match error {
+            WebhookError::Unknown => Self::not_found("Not Found"),
+            WebhookError::Refused => Self::new(StatusCode::UNAUTHORIZED, "Unauthorized"),
+            WebhookError::Unreadable(_) => Self::bad_request(error.to_string()),
+            _ => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).later(),
+        }
+    }
+
     fn unexpected(text: &str) -> Self {
         tracing::error!(error = text, "request failed");
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, text)

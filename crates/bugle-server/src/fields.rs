@@ -65,6 +65,16 @@ static VERSIONS: Shape = Shape::Fields(&[
     ),
     optional("defaultStatus", &Shape::OneOf(&["draft", "published"])),
 ]);
+/// What of the delegation options is data (SUB §7).
+static DELEGATION: Shape = Shape::Fields(&[
+    optional("hookErrorStrategy", &Shape::OneOf(&["warn", "throw"])),
+    optional("includeSubAgentToolResultsInModelContext", FLAG),
+    optional("enableResultReferences", FLAG),
+    optional("inheritMemory", FLAG),
+    optional("includeParentSystem", FLAG),
+    optional("maxDepth", &Shape::Whole(0)),
+    optional("threadScope", &Shape::OneOf(&["call", "run", "parentThread", "shared"])),
+]);
 static UNTIL_IDLE: Shape = Shape::Either(&[FLAG, &Shape::Fields(&[optional("maxIdleMs", &Shape::Whole(1))])]);
 
 macro_rules! run_fields {
@@ -82,6 +92,8 @@ macro_rules! run_fields {
             optional("toolChoice", &TOOL_CHOICE),
             optional("requireToolApproval", FLAG),
             optional("toolCallConcurrency", &Shape::Whole(1)),
+            optional("autoResumeSuspendedTools", FLAG),
+            optional("delegation", &DELEGATION),
             optional("clientTools", &Shape::Map(&CLIENT_TOOL)),
             optional("structuredOutput", &STRUCTURED_OUTPUT),
             optional("versions", &VERSIONS),
@@ -239,6 +251,40 @@ pub(crate) static TOOL_APPROVAL: Shape = Shape::Fields(&[
     optional("streamOptions", &STREAM_OPTIONS),
     optional("requestContext", OBJECT),
 ]);
+
+/// `POST …/notifications` (NOTIF-121). Whether `resourceId` must be there depends on the caller too.
+pub(crate) static NOTIFICATION: Shape = Shape::Fields(&[
+    required("source", TEXT),
+    required("kind", TEXT),
+    required("summary", TEXT),
+    optional("resourceId", TEXT),
+    optional("threadId", TEXT),
+    optional("priority", &Shape::OneOf(&["low", "medium", "high", "urgent"])),
+    optional("payload", ANY),
+    optional("sourceId", TEXT),
+    optional("dedupeKey", TEXT),
+    optional("dedupeWindowMs", &Shape::Whole(0)),
+    optional("coalesceKey", TEXT),
+    optional("attributes", &ATTRIBUTES),
+    optional("metadata", OBJECT),
+    optional("ifActive", &IF_ACTIVE),
+    optional("ifIdle", &IF_IDLE),
+    optional("requestContext", OBJECT),
+]);
+/// `…/notifications/:notificationId/seen` and its like.
+pub(crate) static NOTIFICATION_MARK: Shape = Shape::Fields(&[required("threadId", TEXT), optional("resourceId", TEXT)]);
+/// `GET …/notifications`. `status` and `priority` are lists, comma-separated.
+pub(crate) const NOTIFICATIONS_QUERY: &[Field] = &[
+    optional("threadId", TEXT),
+    RESOURCE_ID,
+    optional("status", TEXT),
+    optional("priority", TEXT),
+    optional("source", TEXT),
+    optional("search", TEXT),
+    optional("limit", &Shape::Whole(0)),
+    optional("cursor", TEXT),
+    CONTEXT,
+];
 
 // Tools (HTTP §7).
 

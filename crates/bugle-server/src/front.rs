@@ -70,7 +70,14 @@ fn share(app: &App, origin: Option<HeaderValue>, headers: &mut HeaderMap) {
 /// Whose request it is.
 fn caller(app: &App, request: &Request) -> Result<Caller, Failure> {
     let path = request.uri().path();
-    let open = path == "/health" || path.strip_prefix(&*app.options.prefix) == Some("/auth/capabilities");
+    let below = path.strip_prefix(&*app.options.prefix);
+    // A webhook proves itself by its signature (PROV-010).
+    let is_webhook = below.is_some_and(|path| {
+        path.strip_prefix("/signals/")
+            .and_then(|rest| rest.strip_suffix("/webhook"))
+            .is_some_and(|id| !id.contains('/'))
+    });
+    let open = path == "/health" || below == Some("/auth/capabilities") || is_webhook;
     if open || !app.options.auth.is_on() {
         return Ok(Caller::default());
     }

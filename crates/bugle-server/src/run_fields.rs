@@ -5,6 +5,7 @@ use bugle::{
     json::{Object, Value},
     run::{Texts, ThreadSeed},
     runtime::RunInput,
+    subagent::Delegation,
 };
 use serde::de::DeserializeOwned;
 
@@ -12,6 +13,9 @@ use crate::{
     call::{Call, flag, object, text, whole},
     error::Failure,
 };
+
+/// How deep callers may let delegations nest (SUB-165).
+const DEPTH_MAX: u32 = 8;
 
 /// A run that a client asks for.
 pub(crate) struct RunRequest {
@@ -102,6 +106,8 @@ pub(crate) fn run_options(call: &Call, fields: &Object) -> Result<RunOptions, Fa
         context,
         require_tool_approval: flag(fields, "requireToolApproval"),
         tool_call_concurrency: whole(fields, "toolCallConcurrency"),
+        auto_resume_suspended_tools: flag(fields, "autoResumeSuspendedTools"),
+        delegation: delegation(fields)?,
         structured_output: typed(fields, "structuredOutput")?,
         include_raw_chunks: flag(fields, "includeRawChunks").unwrap_or(false),
         request_context: call.request_context(fields.get("requestContext")),
@@ -110,6 +116,15 @@ pub(crate) fn run_options(call: &Call, fields: &Object) -> Result<RunOptions, Fa
         model,
         ..RunOptions::default()
     })
+}
+
+fn delegation(fields: &Object) -> Result<Delegation, Failure> {
+    let delegation: Delegation = typed(fields, "delegation")?.unwrap_or_default();
+    // A caller may have less than the server's own, not more.
+    if delegation.max_depth.is_some_and(|depth| depth > DEPTH_MAX) {
+        return Err(Failure::field("delegation.maxDepth", format!("at most {DEPTH_MAX}")));
+    }
+    Ok(delegation)
 }
 
 /// Overrides of the memory options, and what a new thread is called.

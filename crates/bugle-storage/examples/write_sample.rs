@@ -5,8 +5,8 @@ use bugle::{
     id::ThreadKey,
     message::{Role, StoredMessage},
     storage::{
-        Accept, Commit, InboxEntry, InputMode, LeaseClaim, NewThread, NotificationRecord, ResourceChange, RunChange,
-        Storage,
+        Accept, Commit, InboxEntry, InputMode, LeaseClaim, NewRecord, NewThread, NotificationRecord, NotificationStore,
+        ResourceChange, RunChange, Storage,
     },
     time::Timestamp,
 };
@@ -76,7 +76,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         "status": "pending", "summary": "CI failed", "payload": {"run": 7}, "coalescedCount": 1, "deliveryAttempts": 0,
         "createdAt": at(3), "updatedAt": at(3),
     }))?;
-    store.create_notification(note).await?;
+    store
+        .create(NewRecord { record: note, priority_given: true, dedupe_window: std::time::Duration::ZERO, claim: None })
+        .await?;
     store.release_lease(&thread, &store.owner(), None).await?;
     store.close().await;
     Ok(())

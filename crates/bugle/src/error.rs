@@ -126,9 +126,15 @@ pub enum Error {
         /// Who owns it.
         owner: String,
     },
+    /// The state of a lane was refused (STATE-003, STATE-004, STATE-041, STATE-042, STATE-081, STATE-082).
+    #[error(transparent)]
+    State(#[from] crate::signal::StateError),
     /// The store refused or failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// NOTIF-010.
+    #[error("notifications_storage_missing: {0} does not store notifications; configure a store that does")]
+    NotificationsUnsupported(String),
     /// The run failed: what `generate` gives instead of an answer (LOOP-003).
     #[error("{}", .0.message)]
     Run(Box<ErrorInfo>),

@@ -6,7 +6,8 @@
 //! acknowledged, and answered exactly once.
 //!
 //! The rooms, from the ground up: [`id`], [`time`], [`error`] → [`message`], [`signal`], [`chunk`] → [`model`], [`tool`],
-//! [`storage`], [`pubsub`] → [`run`] → [`thread`] → [`memory`], [`processor`], [`scorer`], [`subagent`], [`notification`] → [`agent`] →
+//! [`storage`], [`pubsub`] → [`run`] → [`thread`] → [`memory`], [`processor`], [`scorer`], [`subagent`], [`notification`],
+//! [`provider`] → [`agent`] →
 //! [`runtime`]. What stands later may use what stands before.
 
 pub mod agent;
@@ -19,6 +20,7 @@ pub mod message;
 pub mod model;
 pub mod notification;
 pub mod processor;
+pub mod provider;
 pub mod pubsub;
 pub mod run;
 pub mod runtime;
@@ -39,6 +41,15 @@ pub use run::{RunOptions, RunOutput};
 pub use runtime::{AgentHandle, Bugle};
 pub use signal::{Signal, SignalInput};
 pub use tool::Tool;
+
+/// The guides' examples, compiled and run.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/processors.md")]
+    struct Processors;
+    #[doc = include_str!("../../../docs/signals.md")]
+    struct Signals;
+}
 
 /// The guide's snippets are tested like the library's own.
 #[cfg(doctest)]

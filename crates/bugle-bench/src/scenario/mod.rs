@@ -5,6 +5,7 @@ mod delegate;
 mod fanout;
 mod floor;
 mod idle;
+mod notify;
 mod queue;
 mod race;
 mod steer;
@@ -39,6 +40,8 @@ pub enum Scenario {
     Queue(queue::Options),
     /// A supervisor that delegates once to a subagent in each run.
     Delegate(delegate::Options),
+    /// Notifications: from the request to the chunk, and the dispatch of many that are due.
+    Notify(notify::Options),
     /// Concurrent senders to one idle thread: one run starts, nothing is lost or doubled.
     Race(race::Options),
     /// Every scenario above, with its defaults.
@@ -93,7 +96,7 @@ impl Scenario {
         let Scenario::All = self else {
             return vec![self];
         };
-        ["floor", "wake", "steer", "stream", "idle", "fanout", "queue", "delegate", "race"]
+        ["floor", "wake", "steer", "stream", "idle", "fanout", "queue", "delegate", "notify", "race"]
             .map(|name| Line::parse_from(["", name]).scenario)
             .into()
     }
@@ -108,6 +111,7 @@ impl Scenario {
             Scenario::Fanout(_) => "fanout",
             Scenario::Queue(_) => "queue",
             Scenario::Delegate(_) => "delegate",
+            Scenario::Notify(_) => "notify",
             Scenario::Race(_) => "race",
             Scenario::All => "all",
         }
@@ -129,6 +133,7 @@ impl Scenario {
                 Scenario::Fanout(o) => fanout::run(&context, o, report).await,
                 Scenario::Queue(o) => queue::run(&context, o, report).await,
                 Scenario::Delegate(o) => delegate::run(&context, o, report).await,
+                Scenario::Notify(o) => notify::run(&context, o, report).await,
                 Scenario::Race(o) => race::run(&context, o, report).await,
                 Scenario::All => unreachable!("expanded"),
             }

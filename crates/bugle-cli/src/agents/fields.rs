@@ -7,6 +7,7 @@ use bugle::{
     agent::{Interrupt, ModelEntry, OnStepLimit},
     json::{Object, Value},
     memory::MemoryOptions,
+    notification::DeliveryPolicy,
     subagent::Delegation,
     tool::Approval,
 };
@@ -19,11 +20,12 @@ use super::{
     completion::Completion,
     front::{Data, Document, Key, Node},
     models::{Models, Resolved},
+    processors::Lists,
 };
 use crate::{settings::Problem, text::nearest};
 
 /// Fields of this version.
-const KNOWN: [&str; 18] = [
+const KNOWN: [&str; 23] = [
     "id",
     "name",
     "description",
@@ -41,11 +43,15 @@ const KNOWN: [&str; 18] = [
     "onStepLimit",
     "delegation",
     "isTaskComplete",
+    "inputProcessors",
+    "outputProcessors",
+    "errorProcessors",
+    "maxProcessorRetries",
+    "notifications",
     "metadata",
 ];
 /// Fields that a later version has. With a value that asks for nothing they are taken.
-const LATER: [&str; 6] =
-    ["inputProcessors", "outputProcessors", "errorProcessors", "signals", "notifications", "backgroundTasks"];
+const LATER: [&str; 2] = ["signals", "backgroundTasks"];
 /// Fields of `delegation`.
 const DELEGATION: [&str; 7] = [
     "hookErrorStrategy",
@@ -74,10 +80,12 @@ pub(super) struct Definition {
     /// Subagents by key; whether they exist is known once all files are read.
     pub(super) agents: IndexMap<String, Reference>,
     pub(super) completion: Option<Completion>,
+    pub(super) processors: Lists,
     pub(super) memory: Option<MemoryOptions>,
     pub(super) options: RunOptions,
     pub(super) interrupt: Interrupt,
     pub(super) on_step_limit: OnStepLimit,
+    pub(super) notifications: Option<DeliveryPolicy>,
     pub(super) metadata: Option<Object>,
 }
 
@@ -104,10 +112,12 @@ impl Definition {
             tools: IndexMap::new(),
             agents: IndexMap::new(),
             completion: None,
+            processors: Lists::default(),
             memory: Some(MemoryOptions::default()),
             options: RunOptions::default(),
             interrupt: Interrupt::default(),
             on_step_limit: OnStepLimit::default(),
+            notifications: None,
             metadata: None,
         }
     }
@@ -196,6 +206,7 @@ impl<'a> Reader<'a> {
             },
             "modelSettings" => self.definition.options.model_settings = self.map(key, node),
             "providerOptions" => self.definition.options.provider_options = self.map(key, node),
+            "notifications" => self.definition.notifications = self.map(key, node),
             "metadata" => self.definition.metadata = self.map(key, node),
             "toolChoice" => {
                 let what = "auto, none, required, or {type: tool, toolName: NAME}";
@@ -211,6 +222,12 @@ impl<'a> Reader<'a> {
                 if let Some(behavior) = self.typed(key, node, "save or followUp") {
                     self.definition.on_step_limit = behavior;
                 }
+            }
+            "inputProcessors" => self.definition.processors.input = self.processors(key, node),
+            "outputProcessors" => self.definition.processors.output = self.processors(key, node),
+            "errorProcessors" => self.definition.processors.error = self.processors(key, node),
+            "maxProcessorRetries" => {
+                self.definition.options.max_processor_retries = self.typed(key, node, "a whole number from 0");
             }
             name if LATER.contains(&name) => {
                 let value = node.value();
@@ -504,6 +521,7 @@ impl<'a> Reader<'a> {
     }
 }
 
+static INBOX: LazyLock<Tool> = LazyLock::new(bugle::notification::notification_inbox_tool);
 /// What a file says of one of its tools.
 #[derive(Default)]
 struct ToolOptions {
@@ -511,7 +529,6 @@ struct ToolOptions {
     approval: Option<bool>,
 }
 
-static INBOX: LazyLock<Tool> = LazyLock::new(bugle::notification::inbox_tool);
 
 fn is_id(id: &str) -> bool {
     id.len() <= 63

@@ -4,6 +4,7 @@ mod completion;
 mod fields;
 mod front;
 mod models;
+mod processors;
 
 pub(crate) use models::Models;
 
@@ -232,8 +233,20 @@ fn build(
     if let (Some(completion), Some(entry)) = (&definition.completion, definition.models.first()) {
         builder = builder.is_task_complete(completion.build(&Judge::of_model(entry.model.clone())));
     }
+    for processor in &definition.processors.input {
+        builder = builder.shared_input_processor(processor.clone());
+    }
+    for processor in &definition.processors.output {
+        builder = builder.shared_output_processor(processor.clone());
+    }
+    for processor in &definition.processors.error {
+        builder = builder.shared_error_processor(processor.clone());
+    }
     if let Some(memory) = &definition.memory {
         builder = builder.memory(MemoryOptions::clone(memory));
+    }
+    if let Some(policy) = definition.notifications.clone() {
+        builder = builder.notifications(policy);
     }
     let mut metadata = definition.metadata.clone();
     if settings.text("agents.default") == Some(&definition.id) {

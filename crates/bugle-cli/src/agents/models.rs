@@ -1,6 +1,10 @@
 //! Models by name: `provider/model`, an alias, or `inherit` (CLI §2, LOOP-220).
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use bugle::{agent::ModelEntry, model::SharedModel};
 use bugle_models::Providers;
@@ -25,6 +29,7 @@ pub(crate) struct Models {
     default: Option<String>,
     retries: Arc<BTreeMap<String, u32>>,
     env: Env,
+    directory: PathBuf,
 }
 
 impl std::fmt::Debug for Models {
@@ -79,7 +84,13 @@ impl Models {
             default: settings.text("models.default").map(str::to_owned),
             retries: Arc::new(retries),
             env: env.clone(),
+            directory: settings.directory.clone(),
         }
+    }
+
+    /// The project's directory.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     /// The model called `name`.

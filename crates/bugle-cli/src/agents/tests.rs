@@ -126,6 +126,42 @@ fn what_this_version_lacks_is_refused_in_agent_files_too() {
     );
 }
 
+#[test]
+fn notif_041_a_file_may_say_how_notifications_are_delivered() {
+    let policy = "notifications: { default: persist, priorities: { urgent: deliver }, sources: { mail: { action: discard, reason: spam } } }";
+    assert_eq!(problems(&format!("---\n{policy}\n---\nHelp.")), Vec::<String>::new());
+    for wrong in ["{ default: shout }", "{ priorities: { hgih: deliver } }", "{ other: 1 }", "deliver"] {
+        let found = problems(&format!("---\nnotifications: {wrong}\n---\nHelp."));
+        assert!(found.len() == 1 && found[0].starts_with("agents/a.md:2:1: notifications: "), "{found:?}");
+    }
+}
+
+#[test]
+fn cli_011_012_processors_are_named_with_their_options() {
+    let file = "---\ninputProcessors:\n  - unicode-normalizer\n  - token-limiter: { limit: 1000 }\n\
+                outputProcessors:\n  - regex-filter: { presets: [email] }\nerrorProcessors: [stream-error-retry]\n\
+                maxProcessorRetries: 2\n---\nHelp.";
+    let (_directory, settings, models) = project(&[("a.md", file)], DEFAULT);
+    let found = load(&settings, &models);
+    assert!(found.problems.is_empty(), "{:?}", found.problems);
+    let (agent, context) = (&found.agents[0].agent, bugle::RequestContext::default());
+    assert_eq!(agent.input_processors(&context).ids(), ["unicode-normalizer", "token-limiter"]);
+    assert_eq!(agent.output_processors(&context).ids(), ["regex-filter"]);
+    assert_eq!(agent.error_processors(&context).ids(), ["stream-error-retry"]);
+    let wrong = problems(
+        "---\ninputProcessors:\n  - token-limitr\n  - token-limiter: { limt: 1 }\n  - token-limiter\noutputProcessors: x\n---\nHelp.",
+    );
+    assert!(
+        wrong[0].starts_with(
+            "agents/a.md:3:5: inputProcessors: there is no processor token-limitr; did you mean \"token-limiter\"?"
+        ),
+        "{wrong:?}"
+    );
+    assert!(wrong[1].starts_with("agents/a.md:4:5: inputProcessors.token-limiter: unknown field `limt`"), "{wrong:?}");
+    assert_eq!(wrong[2], "agents/a.md:5:5: inputProcessors.token-limiter: limit: is needed, a number of tokens");
+    assert_eq!(wrong[3], "agents/a.md:6:1: outputProcessors: must be a list of names, or of NAME: OPTIONS");
+}
+
 fn many(files: &[(&str, &str)]) -> (Vec<Served>, Vec<String>) {
     let (_directory, settings, models) = project(files, DEFAULT);
     let found = load(&settings, &models);

@@ -6,6 +6,7 @@ mod connect;
 mod desk;
 mod follow;
 mod input;
+mod notify;
 mod queue;
 mod send;
 mod threads;
@@ -40,9 +41,12 @@ pub(crate) async fn run(command: Command, common: Common, env: Env, out: Out) ->
         Command::Decline(args) => &args.target,
         Command::Abort(args) => &args.target,
         Command::Threads(args) => &args.target,
+        Command::Notify(args) => &args.target,
+        Command::Inbox(args) => &args.target,
         Command::Dev(_) | Command::Serve(_) => return Err(Failure::new(exit::BUG, "no client command")),
     };
-    let limits = Limits { timeout: target.timeout, follows_runs: !matches!(command, Command::Threads(_)) };
+    let limits =
+        Limits { timeout: target.timeout, follows_runs: !matches!(command, Command::Threads(_) | Command::Inbox(_)) };
     limits
         .hold(out, async {
             match command {
@@ -53,6 +57,8 @@ pub(crate) async fn run(command: Command, common: Common, env: Env, out: Out) ->
                 Command::Decline(args) => answer::decline(args, &session).await,
                 Command::Abort(args) => abort::run(args, &session).await,
                 Command::Threads(args) => threads::run(args, &session).await,
+                Command::Notify(args) => notify::notify(args, &session).await,
+                Command::Inbox(args) => notify::inbox(args, &session).await,
                 Command::Dev(_) | Command::Serve(_) => Err(Failure::new(exit::BUG, "no client command")),
             }
         })

@@ -127,8 +127,12 @@ async fn run(plan: Plan, common: &Common, out: Out, is_dev: bool) -> Result<u8, 
     if let Some(ttl) = plan.settings.duration("lease.ttl") {
         builder = builder.lease_ttl(ttl);
     }
+    builder = builder.notifications(plan.notifications());
     for served in &plan.agents {
         builder = builder.agent(served.agent.clone());
+    }
+    for (agent, provider) in plan.webhooks()? {
+        builder = builder.provider(agent, provider);
     }
     let bugle = builder.build().await.map_err(|error| Failure::usage(error.to_string()).caused_by(&error))?;
     let router = bugle_server::router(bugle.clone(), plan.server_options()?);

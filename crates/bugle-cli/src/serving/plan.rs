@@ -2,7 +2,11 @@
 
 use std::net::IpAddr;
 
-use bugle::storage::SharedStorage;
+use bugle::{
+    notification::NotificationOptions,
+    provider::{Secret, SharedProvider, WebhookOptions, WebhookPreset, WebhookProvider},
+    storage::{ProviderSubscription, SharedStorage},
+};
 use bugle_server::{Auth, ModelResolver, Origins, ServerOptions, Token};
 use bugle_storage::libsql::{LibSqlOptions, Synchronous};
 use secrecy::ExposeSecret as _;
@@ -23,6 +27,7 @@ const TOKEN_LEN_MIN: usize = 16;
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) settings: Settings,
+    env: Env,
     models: Models,
     pub(super) agents: Vec<Served>,
     pub(super) is_demo: bool,
@@ -81,8 +86,14 @@ impl Plan {
         let (host, port) = settings.text("server.listen").and_then(address).unwrap_or_default();
         let auth = auth(&settings, &env, &host)?;
         let mut plan =
-            Self { models, agents, is_demo: false, left_out: problems, warnings, auth, host, port, settings };
+            Self { env, models, agents, is_demo: false, left_out: problems, warnings, auth, host, port, settings };
         plan.check_server()?;
+        plan.webhooks()?;
+        for hook in plan.settings.webhooks.iter().filter(|hook| hook.secrets.is_empty()) {
+            let warning =
+                format!("webhooks: {} has no secrets, so it has no route; add secrets = [\"env:NAME\"]", hook.id);
+            plan.warnings.push(warning);
+        }
         let more = std::mem::take(&mut plan.settings.warnings);
         plan.warnings.extend(more);
         if plan.settings.text("storage.url").is_some_and(|url| url.trim() == "memory:") {
@@ -131,6 +142,72 @@ impl Plan {
             Auth::None if is_loopback(&self.host) => "none, loopback only".into(),
             Auth::None => "none, open to everybody who can reach it".into(),
         }
+    }
+
+    /// How notifications are delivered.
+    pub(super) fn notifications(&self) -> NotificationOptions {
+        let settings = &self.settings;
+        let number = |path: &str| settings.number(path).and_then(|number| u32::try_from(number).ok());
+        let default = NotificationOptions::default();
+        NotificationOptions {
+            dispatch: settings.flag("notifications.dispatch"),
+            batch_size: number("notifications.batch-size").unwrap_or(default.batch_size),
+            safety_poll: settings.duration("notifications.safety-poll").unwrap_or(default.safety_poll),
+            max_attempts: number("notifications.max-attempts").unwrap_or(default.max_attempts),
+            dedupe_window: settings.duration("notifications.dedupe-window").unwrap_or(default.dedupe_window),
+            render_id: settings.flag("notifications.render-id"),
+        }
+    }
+
+    /// The webhooks, each with its agent (CLI-035).
+    pub(super) fn webhooks(&self) -> Result<Vec<(String, SharedProvider)>, Failure> {
+        let mut problems = Vec::new();
+        let mut made: Vec<(String, SharedProvider)> = Vec::new();
+        for hook in &self.settings.webhooks {
+            if !self.agents.iter().any(|served| served.agent.id() == hook.agent) {
+                let message = format!("webhooks.agent: no agent {:?}", hook.agent);
+                problems.push(Problem { place: hook.place.clone(), message });
+                continue;
+            }
+            let secrets = hook.secrets.iter().map(|raw| secret(raw, &hook.directory, &self.env));
+            let secrets: Vec<_> = match secrets.collect::<Result<Vec<_>, String>>() {
+                Ok(secrets) => secrets.iter().map(|secret| Secret::new(secret.expose_secret())).collect(),
+                Err(error) => {
+                    problems.push(Problem { place: hook.place.clone(), message: format!("webhooks.secrets: {error}") });
+                    continue;
+                }
+            };
+            let subscriptions = hook.subscriptions.iter().map(|[resource, thread, external]| ProviderSubscription {
+                id: format!("{}:{resource}:{thread}:{external}", hook.id),
+                agent_id: hook.agent.clone(),
+                provider_id: hook.id.clone(),
+                resource_id: resource.clone(),
+                thread_id: thread.clone(),
+                external_resource_id: external.clone(),
+                enabled: true,
+                cursor: None,
+                delivery_options: None,
+                metadata: None,
+                subscribed_at: bugle::time::Timestamp::now(),
+            });
+            let options = WebhookOptions::builder()
+                .id(hook.id.as_str())
+                .preset(match hook.preset.as_str() {
+                    "github" => WebhookPreset::GitHub,
+                    "standard-webhooks" => WebhookPreset::StandardWebhooks,
+                    _ => WebhookPreset::Generic,
+                })
+                .secrets(secrets)
+                .tolerance(hook.tolerance.unwrap_or(std::time::Duration::from_secs(300)))
+                .maybe_external_id(hook.external_id.clone())
+                .maybe_kind(hook.kind.clone())
+                .maybe_summary(hook.summary.clone())
+                .maybe_priority(hook.priority.clone())
+                .subscriptions(subscriptions.collect())
+                .build();
+            made.push((hook.agent.clone(), std::sync::Arc::new(WebhookProvider::new(options))));
+        }
+        if problems.is_empty() { Ok(made) } else { Err(Failure::files(problems)) }
     }
 
     /// Opens the store, off the async threads.

@@ -74,6 +74,24 @@ pub(crate) struct TokenSetting {
     pub(crate) allow: bool,
 }
 
+/// A row of `[[webhooks]]`.
+#[derive(Debug, Clone)]
+pub(crate) struct WebhookSetting {
+    pub(crate) place: String,
+    pub(crate) directory: PathBuf,
+    pub(crate) id: String,
+    pub(crate) agent: String,
+    pub(crate) preset: String,
+    pub(crate) secrets: Vec<SecretString>,
+    pub(crate) tolerance: Option<Duration>,
+    pub(crate) external_id: Option<String>,
+    pub(crate) kind: Option<String>,
+    pub(crate) summary: Option<String>,
+    pub(crate) priority: Option<String>,
+    /// Resource, thread, and what it follows.
+    pub(crate) subscriptions: Vec<[String; 3]>,
+}
+
 /// `[models.providers.<id>]`.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ProviderSetting {
@@ -90,6 +108,7 @@ pub(crate) struct Settings {
     pub(crate) directory: PathBuf,
     values: IndexMap<&'static str, Setting>,
     pub(crate) tokens: Vec<TokenSetting>,
+    pub(crate) webhooks: Vec<WebhookSetting>,
     pub(crate) aliases: IndexMap<String, String>,
     pub(crate) providers: IndexMap<String, ProviderSetting>,
     /// Said, but no reason to stop.
@@ -106,6 +125,7 @@ impl Settings {
             directory: directory.to_owned(),
             values: IndexMap::new(),
             tokens: Vec::new(),
+            webhooks: Vec::new(),
             aliases: IndexMap::new(),
             providers: IndexMap::new(),
             warnings: Vec::new(),

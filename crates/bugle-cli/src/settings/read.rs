@@ -9,8 +9,8 @@ use toml::{
 };
 
 use super::{
-    Origin, Problem, ProviderSetting, Setting, Settings, TokenSetting,
-    table::{self, CLIENT_VARIABLES, Kind, PROVIDER_KEYS, TABLE, TOKEN_KEYS},
+    Origin, Problem, ProviderSetting, Setting, Settings, TokenSetting, WebhookSetting,
+    table::{self, CLIENT_VARIABLES, Kind, PROVIDER_KEYS, SUBSCRIPTION_KEYS, TABLE, TOKEN_KEYS, WEBHOOK_KEYS},
     value::{Scalar, parse_duration},
 };
 use crate::{env::Env, text::nearest};
@@ -77,7 +77,12 @@ impl Reader<'_> {
                 ("models.providers", DeValue::Table(entries)) => self.providers(entries),
                 ("auth.tokens", _) => self.wrong(at, "auth.tokens must be an array of tables: [[auth.tokens]]"),
                 ("models.aliases" | "models.providers", _) => self.wrong(at, format!("{path} must be a table")),
-                ("webhooks", _) => self.wrong(at, "webhooks are not in this version; remove [[webhooks]]"),
+                ("webhooks", DeValue::Array(rows)) => {
+                    for row in rows {
+                        self.webhook(row);
+                    }
+                }
+                ("webhooks", _) => self.wrong(at, "webhooks must be an array of tables: [[webhooks]]"),
                 (_, inner) => {
                     if let Some(key) = table::find(&path) {
                         self.key(key, at, value);
@@ -163,6 +168,103 @@ impl Reader<'_> {
             user,
             resource,
             allow,
+        });
+    }
+
+    /// The texts of a list.
+    fn texts(&mut self, what: &str, table: &DeTable<'_>, name: &str) -> Vec<String> {
+        let Some(value) = table.get(name) else { return Vec::new() };
+        let texts = match value.get_ref() {
+            DeValue::Array(items) => items.iter().map(|item| item.get_ref().as_str().map(str::to_owned)).collect(),
+            _ => None,
+        };
+        texts.unwrap_or_else(|| {
+            self.wrong(value.span().start, format!("{what}.{name}: must be a list of texts"));
+            Vec::new()
+        })
+    }
+
+    fn webhook(&mut self, row: &Spanned<DeValue<'_>>) {
+        let at = row.span().start;
+        let what = "webhooks";
+        let DeValue::Table(table) = row.get_ref() else {
+            return self.wrong(at, "webhooks must be an array of tables: [[webhooks]]");
+        };
+        self.members(what, table, &WEBHOOK_KEYS);
+        let (Some(id), Some(agent)) = (self.text(what, table, "id"), self.text(what, table, "agent")) else {
+            for name in ["id", "agent"] {
+                if !table.contains_key(name) {
+                    self.wrong(at, format!("webhooks.{name}: missing"));
+                }
+            }
+            return;
+        };
+        if id.is_empty() || !id.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
+            return self.wrong(at, format!("webhooks.id: {id:?} may hold letters, digits, -, _ and . only"));
+        }
+        let preset = self.text(what, table, "preset").unwrap_or_else(|| "generic".into());
+        if !["generic", "github", "standard-webhooks"].contains(&preset.as_str()) {
+            self.wrong(at, format!("webhooks.preset: {preset:?} must be generic, github or standard-webhooks"));
+        }
+        let priority = self.text(what, table, "priority");
+        if priority.as_deref().is_some_and(|given| !["low", "medium", "high", "urgent"].contains(&given)) {
+            self.wrong(at, "webhooks.priority: must be low, medium, high or urgent");
+        }
+        let tolerance = match self.text(what, table, "tolerance").as_deref().map(parse_duration) {
+            None => None,
+            Some(Ok(tolerance)) => Some(tolerance),
+            Some(Err(error)) => return self.wrong(at, format!("webhooks.tolerance: {error}")),
+        };
+        let mut subscriptions = Vec::new();
+        match table.get("subscriptions").map(|value| (value.span().start, value.get_ref())) {
+            None => {}
+            Some((_, DeValue::Array(rows))) => {
+                for row in rows {
+                    let DeValue::Table(table) = row.get_ref() else {
+                        self.wrong(row.span().start, "webhooks.subscriptions: must be a list of tables");
+                        continue;
+                    };
+                    let what = "webhooks.subscriptions";
+                    self.members(what, table, &SUBSCRIPTION_KEYS);
+                    let given = SUBSCRIPTION_KEYS.map(|name| self.text(what, table, name));
+                    match given {
+                        [Some(resource), Some(thread), Some(external)] => {
+                            subscriptions.push([resource, thread, external]);
+                        }
+                        _ => {
+                            let message = format!("{what}: resource, thread and external-id are needed");
+                            self.wrong(row.span().start, message);
+                        }
+                    }
+                }
+            }
+            Some((at, _)) => self.wrong(at, "webhooks.subscriptions: must be a list of tables"),
+        }
+        let mut pointer = |name: &str| {
+            let pointer = self.text(what, table, name)?;
+            if !pointer.starts_with('/') {
+                self.wrong(at, format!("webhooks.{name}: {pointer:?} is no JSON pointer; it begins with /"));
+            }
+            Some(pointer)
+        };
+        let [external_id, kind, summary] = ["external-id", "kind", "summary"].map(&mut pointer);
+        let secrets = self.texts(what, table, "secrets").into_iter().map(SecretString::from).collect();
+        if self.settings.webhooks.iter().any(|known| known.id == id) {
+            return self.wrong(at, format!("webhooks.id: two webhooks are called {id}"));
+        }
+        self.settings.webhooks.push(WebhookSetting {
+            place: self.source.place(at),
+            directory: self.source.directory.to_owned(),
+            id,
+            agent,
+            preset,
+            secrets,
+            tolerance,
+            external_id,
+            kind,
+            summary,
+            priority,
+            subscriptions,
         });
     }
 

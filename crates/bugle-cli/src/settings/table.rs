@@ -129,12 +129,12 @@ pub(crate) const TABLE: &[Key] = &[
         default: Some(".mcp.json"),
         support: Support::Only(&["[]", "[.mcp.json]"]),
     },
-    only("notifications.dispatch", Kind::Bool, &["false"]),
-    later("notifications.batch-size", COUNT),
-    later("notifications.safety-poll", TIME),
-    later("notifications.max-attempts", COUNT),
-    only("notifications.dedupe-window", TIME_OR_NONE, &["0ms"]),
-    only("notifications.render-id", Kind::Bool, &["false"]),
+    key("notifications.dispatch", Kind::Bool, Some("true")),
+    key("notifications.batch-size", Kind::Int { min: 1, max: 10_000 }, Some("100")),
+    key("notifications.safety-poll", Kind::Duration { min_ms: 100, max_ms: DAY }, Some("60s")),
+    key("notifications.max-attempts", Kind::Int { min: 1, max: 1000 }, Some("5")),
+    key("notifications.dedupe-window", TIME_OR_NONE, Some("0s")),
+    key("notifications.render-id", Kind::Bool, Some("false")),
     only("background-tasks.enabled", Kind::Bool, &["false"]),
     later("background-tasks.global-concurrency", COUNT),
     later("background-tasks.per-agent-concurrency", COUNT),
@@ -162,6 +162,10 @@ pub(crate) const CLIENT_VARIABLES: [&str; 5] =
 
 /// Keys of `[[auth.tokens]]`.
 pub(super) const TOKEN_KEYS: [&str; 4] = ["token", "user", "resource", "allow"];
+/// Keys of `[[webhooks]]`, and of its subscriptions.
+pub(super) const WEBHOOK_KEYS: [&str; 10] =
+    ["id", "agent", "preset", "secrets", "tolerance", "external-id", "kind", "summary", "priority", "subscriptions"];
+pub(super) const SUBSCRIPTION_KEYS: [&str; 3] = ["resource", "thread", "external-id"];
 /// Keys of `[models.providers.<id>]`; the last two are not in this version.
 pub(super) const PROVIDER_KEYS: [&str; 5] = ["base-url", "api-key", "max-retries", "api", "headers"];
 

@@ -82,7 +82,12 @@ fn cli_003_a_file_that_is_no_toml_is_an_error_with_its_place() {
 fn what_this_version_lacks_is_refused_and_never_ignored() {
     for (toml, said) in [
         ("[otel]\nendpoint = \"http://x\"", "otel.endpoint is not in this version; remove it"),
-        ("[[webhooks]]\nid = \"gh\"", "webhooks are not in this version; remove [[webhooks]]"),
+        ("[[webhooks]]\nid = \"gh\"", "webhooks.agent: missing"),
+        (
+            "[[webhooks]]\nid = \"gh\"\nagent = \"a\"\npreset = \"gitlab\"",
+            "must be generic, github or standard-webhooks",
+        ),
+        ("[[webhooks]]\nid = \"gh\"\nagent = \"a\"\nkind = \"event\"", "is no JSON pointer"),
         ("[background-tasks]\nenabled = true", "background-tasks.enabled = true is not in this version; only false is"),
         ("[auth]\nmode = \"jwt\"", "auth.mode = jwt is not in this version; only none or tokens is"),
         ("[auth.jwt]\nsecret = \"env:X\"", "auth.jwt.secret is not in this version; remove it"),

@@ -125,12 +125,14 @@ impl Running {
             }
         });
         let (sender, stderr) = mpsc::channel();
-        let mut pipe = child.stderr.take().unwrap();
-        std::thread::spawn(move || {
-            let mut text = String::new();
-            let _ = pipe.read_to_string(&mut text);
-            let _ = sender.send(text);
-        });
+        // On a terminal the test reads it.
+        if let Some(mut pipe) = child.stderr.take() {
+            std::thread::spawn(move || {
+                let mut text = String::new();
+                let _ = pipe.read_to_string(&mut text);
+                let _ = sender.send(text);
+            });
+        }
         Self { child, lines, stderr }
     }
 

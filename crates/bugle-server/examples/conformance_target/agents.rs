@@ -8,7 +8,7 @@ use bugle::{
     agent::AgentBuilder,
     memory::MemoryOptions,
     model::SharedModel,
-    processor::{InputProcessor, ProcessInput, ProcessorError},
+    processor::{Context, Hook, HookSet, Input, Outcome, Processor, ProcessorError},
     scorer::{Score, Scorer, ScorerError, ScorerInput, TaskCompletion},
 };
 
@@ -50,7 +50,7 @@ pub(crate) fn all(model: SharedModel) -> Result<Vec<Agent>, Error> {
         agent("guarded", "Guarded", "You are guarded.").memory(remembers()).input_processor(NoForbidden).build()?,
         agent("inbox", "Inbox", "You read your inbox.")
             .memory(remembers())
-            .tool(bugle::notification::inbox_tool())
+            .tool(bugle::notification::notification_inbox_tool())
             .tool(tools::notify())
             .build()?,
         // The load driver's.
@@ -87,12 +87,16 @@ impl Scorer for HasDone {
 struct NoForbidden;
 
 #[async_trait]
-impl InputProcessor for NoForbidden {
+impl Processor for NoForbidden {
     fn id(&self) -> &'static str {
         "no-forbidden"
     }
 
-    async fn process_input(&self, input: &mut ProcessInput<'_>) -> Result<(), ProcessorError> {
+    fn hooks(&self) -> HookSet {
+        HookSet::of(&[Hook::Input])
+    }
+
+    async fn process_input(&self, _: &mut Context<'_>, input: &mut Input) -> Outcome {
         if input.messages.iter().any(|message| message.joined_text().contains("forbidden")) {
             return Err(ProcessorError::tripwire("forbidden word"));
         }

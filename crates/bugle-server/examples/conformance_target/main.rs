@@ -28,6 +28,10 @@ use tokio_util::sync::CancellationToken;
 
 const GRACE: Duration = Duration::from_secs(2);
 
+/// As in the `bugle` command.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// An exit code and why.
 type Failure = (u8, String);
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bugle::{
     ThreadKey, Tool,
     json::{Value, json},
-    notification::{self, NewNotification},
+    notification::NewNotification,
     tool::{Approval, ToolContext, ToolError},
 };
 
@@ -75,8 +75,8 @@ pub(crate) fn notify() -> Tool {
         event.priority = Some(input["priority"].as_str().unwrap_or("medium").to_owned());
         let failed = |error: bugle::Error| ToolError::failed(error.to_string());
         let inbox = bugle.agent("inbox").map_err(failed)?;
-        let record = notification::ingest(&inbox, event).await.map_err(failed)?;
-        Ok(json!({"record": record}))
+        let notified = inbox.send_notification(event).await.map_err(failed)?;
+        Ok(json!({"record": notified.record}))
     })
     .described("Puts a notification into an inbox.")
     .with_input_schema(object(

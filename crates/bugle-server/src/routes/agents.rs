@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use bugle::{
     Agent, RequestContext,
     json::{Object, Value, json},
+    processor::Processors,
 };
 
 use super::{Answer, Route, answer, route, tools::describe_tool};
@@ -60,8 +61,9 @@ fn describe(agent: &Agent, context: &RequestContext, partial: bool) -> Value {
         .iter()
         .map(|(key, agent)| (key.clone(), json!({"id": agent.id(), "name": agent.name()})))
         .collect();
-    let processors: Vec<Value> =
-        agent.input_processor_ids().into_iter().map(|id| json!({"id": id, "name": id})).collect();
+    let shown = |list: &Processors| -> Vec<Value> {
+        list.iter().map(|processor| json!({"id": processor.id(), "name": processor.name()})).collect()
+    };
     let models = agent.models(context);
     let mut described = json!({
         "id": agent.id(),
@@ -75,8 +77,8 @@ fn describe(agent: &Agent, context: &RequestContext, partial: bool) -> Value {
         "workspaceTools": [],
         "browserTools": [],
         "hasBrowser": false,
-        "inputProcessors": processors,
-        "outputProcessors": [],
+        "inputProcessors": shown(&agent.input_processors(context)),
+        "outputProcessors": shown(&agent.output_processors(context)),
         "provider": models.first().map(|entry| entry.model.provider()),
         "modelId": models.first().map(|entry| entry.model.model_id()),
         "modelVersion": "v2",

@@ -139,7 +139,7 @@ async fn create_thread(call: Call) -> Answer {
         .bugle()
         .storage()
         .create_thread(NewThread {
-            id: text(&call.body, "threadId").filter(|id| !id.is_empty()).map(str::to_owned),
+            id: text(&call.body, "threadId").filter(|id| !id.trim().is_empty()).map(str::to_owned),
             resource_id: resource.to_owned(),
             title: text(&call.body, "title").map(str::to_owned),
             metadata: object(&call.body, "metadata").cloned(),

@@ -1,13 +1,14 @@
 //! Input of a thread: messages, signals, and what waits (HTTP §6).
 
 use bugle::{
-    RunOptions, SignalInput, ThreadKey,
+    Error, SignalInput, ThreadKey,
     json::{Object, Value, json},
     runtime::{
         Action, ActiveBehavior, CancelSelector, EditInput, IdleBehavior, IfActive, IfIdle, Message, Outcome, PromoteTo,
         Sent, Target,
     },
     signal::{Attributes, Contents},
+    storage::StorageError,
     time::Timestamp,
 };
 use serde::de::DeserializeOwned;
@@ -17,7 +18,7 @@ use crate::{
     call::{Call, flag, object, text},
     error::{Failure, Place},
     fields,
-    run_fields::{read_input, run_options},
+    run_fields::run_options,
     shape::Issue,
 };
 
@@ -26,7 +27,6 @@ pub(super) const ROUTES: &[Route] = &[
     route!(Post "/agents/{agentId}/queue-message" "Text of a person, for a run of its own", queue_message, body: fields::SEND_MESSAGE),
     route!(Post "/agents/{agentId}/signals" "Context made by a system, seen now", send_signal, body: fields::SEND_SIGNAL),
     route!(Post "/agents/{agentId}/queue-signal" "Context made by a system, for a run of its own", queue_signal, body: fields::SEND_SIGNAL),
-    route!(Post "/agents/{agentId}/send-tool-approval" "Answers a call that waits for a person, or hands over results of client tools", tool_approval, body: fields::TOOL_APPROVAL),
     route!(Get "/agents/{agentId}/threads/pending" "Input that waits, in order", pending, query: fields::THREAD_QUERY),
     route!(Post "/agents/{agentId}/cancel-queued-messages" "Takes back input that waits", cancel, body: fields::CANCEL),
     route!(Post "/agents/{agentId}/promote-queued-message" "Moves a queued message into the running loop or to the front", promote, body: fields::PROMOTE),
@@ -87,12 +87,26 @@ fn target(call: &Call) -> Result<Target, Failure> {
     if run_id.is_none() && call.resource(text(body, "resourceId")).is_none() {
         issues.push(Issue::new("resourceId", "Invalid input: expected string, received undefined"));
     }
-    if run_id.is_none() && text(body, "threadId").is_none_or(str::is_empty) {
+    if run_id.is_none() && text(body, "threadId").is_none_or(|id| id.trim().is_empty()) {
         issues.push(Issue::new("threadId", "Invalid input: expected string, received undefined"));
     }
     if !issues.is_empty() {
         return Err(Failure::invalid(Place::Body, issues));
     }
+    let (if_active, if_idle) = branches(call)?;
+    Ok(Target {
+        request_context: Some(call.request_context(None)),
+        thread,
+        run_id: run_id.map(Into::into),
+        if_active,
+        if_idle,
+        queue_owner_id: None,
+    })
+}
+
+/// What the input does while a run is active, and while none is.
+pub(super) fn branches(call: &Call) -> Result<(IfActive, IfIdle), Failure> {
+    let body = &call.body;
     let empty = Object::new();
     let active = object(body, "ifActive").unwrap_or(&empty);
     let idle = object(body, "ifIdle").unwrap_or(&empty);
@@ -104,29 +118,25 @@ fn target(call: &Call) -> Result<Target, Failure> {
         // Those of the run it waits behind, if there is one (SIG-252).
         None => None,
     };
-    Ok(Target {
-        request_context: Some(call.request_context(None)),
-        thread,
-        run_id: run_id.map(Into::into),
-        if_active: IfActive {
+    Ok((
+        IfActive {
             behavior: typed::<ActiveBehavior>(active, "behavior").unwrap_or_default(),
             attributes: attributes(active),
         },
-        if_idle: IfIdle {
+        IfIdle {
             behavior: typed::<IdleBehavior>(idle, "behavior").unwrap_or_default(),
             attributes: attributes(idle),
             options,
         },
-        queue_owner_id: None,
-    })
+    ))
 }
 
 /// The thread of a target that names a run: as the request says, else as the run says. A caller who is bound to a
-/// resource reaches only runs on threads of its own.
+/// resource, or names one, reaches only runs on threads of its own.
 fn run_thread(call: &Call, run_id: &str) -> Result<Option<ThreadKey>, Failure> {
-    if let Some(resource) = &call.caller.resource
+    if let Some(resource) = call.resource(text(&call.body, "resourceId"))
         && let Some(thread) = call.bugle().thread_of_run(&run_id.into())
-        && thread.resource_id.as_ref().is_some_and(|owner| owner != resource)
+        && thread.resource_id.as_deref().is_some_and(|owner| owner != resource)
     {
         return Err(Failure::foreign_thread());
     }
@@ -185,31 +195,15 @@ fn typed<T: DeserializeOwned>(fields: &Object, name: &str) -> Option<T> {
     fields.get(name).and_then(|value| serde_json::from_value(value.clone()).ok())
 }
 
-/// HTTP-093: results of client tools go on in a run of their own.
-async fn tool_approval(call: Call) -> Answer {
-    let agent = call.agent()?;
-    let thread = call.named_thread(&call.body)?;
-    call.check_writable(&thread).await?;
-    let approved = flag(&call.body, "approved").unwrap_or(false);
-    let messages = call.body.get("messages").filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
-    let Some(messages) = messages.filter(|_| approved) else {
-        return Err(Failure::unsupported("This server does not hold tool calls for approval yet."));
-    };
-    let input = read_input("messages", messages)?;
-    let options = match object(&call.body, "streamOptions") {
-        Some(fields) => run_options(&call, fields).map_err(|failure| failure.under("streamOptions"))?,
-        None => RunOptions { request_context: call.request_context(None), ..RunOptions::default() },
-    };
-    let run_id = agent.continue_with_messages(&thread, input, options).await?;
-    let tool_call_id = text(&call.body, "toolCallId");
-    Ok(answer(json!({"accepted": true, "runId": run_id, "toolCallId": tool_call_id})))
-}
-
 /// HTTP-240.
 async fn pending(call: Call) -> Answer {
     let agent = call.agent()?;
     let thread = call.readable_thread(&call.query).await?;
-    Ok(answer(json!({"pending": agent.pending_input(&thread).await?})))
+    match agent.pending_input(&thread).await {
+        // Asked for without its resource, it is as good as none (ruling 20).
+        Err(Error::Storage(StorageError::ThreadOwnership { .. })) => Err(Failure::unknown_thread()),
+        pending => Ok(answer(json!({"pending": pending?}))),
+    }
 }
 
 /// HTTP-091.

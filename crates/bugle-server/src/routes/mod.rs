@@ -3,6 +3,7 @@
 mod agents;
 mod memory;
 mod messages;
+mod notifications;
 mod runs;
 mod suspended;
 mod system;
@@ -25,7 +26,7 @@ use bugle::{
 use futures::future::BoxFuture;
 
 use crate::{
-    call::{App, Call},
+    call::{App, Call, Resumed},
     dispatch::dispatch,
     error::{Failure, Place},
     front::front,
@@ -45,6 +46,8 @@ pub(crate) struct Route {
     pub(crate) summary: &'static str,
     pub(crate) query: &'static [Field],
     pub(crate) body: Option<&'static Shape>,
+    /// The body is handed over as its bytes, at most so many.
+    pub(crate) raw: Option<usize>,
     /// Answers an event stream.
     pub(crate) streams: bool,
     pub(crate) handler: fn(Call) -> BoxFuture<'static, Answer>,
@@ -88,6 +91,7 @@ macro_rules! route {
             summary: $summary,
             query: route!(@or $crate::fields::CONTEXT_QUERY $(, $query)?),
             body: route!(@body $($body)?),
+            raw: None,
             streams: route!(@or false $(, $streams)?),
             handler: |call| Box::pin($handler(call)),
         }
@@ -106,6 +110,8 @@ pub(crate) fn table() -> impl Iterator<Item = &'static Route> {
         runs::ROUTES,
         suspended::ROUTES,
         messages::ROUTES,
+        notifications::ROUTES,
+        notifications::WEBHOOK_ROUTES,
         threads::ROUTES,
         tools::ROUTES,
         memory::ROUTES,
@@ -120,7 +126,7 @@ pub(crate) fn table() -> impl Iterator<Item = &'static Route> {
 /// Mount it, merge it, or hand it to [`serve`](crate::serve).
 pub fn router(bugle: Bugle, options: ServerOptions) -> Router {
     let document = document(&options).to_string().into();
-    let app = Arc::new(App { bugle, options, document });
+    let app = Arc::new(App { bugle, options, document, resumed: Resumed::default() });
     let mut by_path: indexmap::IndexMap<&str, MethodRouter<Arc<App>>> = indexmap::IndexMap::new();
     for route in table() {
         let state = app.clone();
@@ -190,6 +196,9 @@ fn operation(route: &Route) -> Value {
         "parameters": parameters,
         "responses": {"200": {"description": "OK", "content": {kind: {"schema": {}}}}, "default": refusal},
     });
+    if route.raw.is_some() {
+        operation["requestBody"] = json!({"required": true, "content": {"application/json": {"schema": {}}}});
+    }
     if let Some(shape) = route.body {
         operation["requestBody"] =
             json!({"required": !shape.may_be_absent(), "content": {"application/json": {"schema": shape.schema()}}});
@@ -218,7 +227,7 @@ mod tests {
             assert_eq!(operation["summary"], route.summary, "{}", route.path);
             let named = operation["parameters"].as_array().unwrap().iter().filter(|one| one["in"] == "path").count();
             assert_eq!(named, route.path.matches('{').count());
-            assert_eq!(operation["requestBody"].is_object(), route.body.is_some());
+            assert_eq!(operation["requestBody"].is_object(), route.body.is_some() || route.raw.is_some());
         }
         let count: usize =
             document["paths"].as_object().unwrap().values().map(|path| path.as_object().unwrap().len()).sum();

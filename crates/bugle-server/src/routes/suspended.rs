@@ -1,10 +1,11 @@
 //! Runs that wait for a person: approving, declining, resuming, listing, giving up (HTTP §5.4).
 
 use bugle::{
-    RunId,
+    Error, RunId, RunOptions, ThreadKey,
     json::{Object, Value, json},
+    message::Part,
     run::Decision,
-    runtime::SuspendedQuery,
+    runtime::{RunInput, SuspendedQuery, ToolApproval},
     storage::ParkedRun,
     time::Timestamp,
 };
@@ -12,13 +13,16 @@ use bugle::{
 use super::{Answer, Route, answer, route};
 use crate::{
     answer::generated,
-    call::{Call, belongs, object, text, whole},
+    call::{Call, belongs, flag, object, text, whole},
     error::{Failure, Place},
     fields,
-    run_fields::run_options,
+    run_fields::{read_input, run_options},
     shape::Issue,
     sse::{self, PendingCalls},
 };
+
+/// How many of a thread's newest messages are looked at for the outcome of a call.
+const ANSWERED_WITHIN: u32 = 100;
 
 pub(super) const ROUTES: &[Route] = &[
     route!(Post "/agents/{agentId}/approve-tool-call" "Lets a call run that waits for approval; streams the rest of its run", approve, body: fields::ANSWER_CALL, streams: true),
@@ -27,6 +31,7 @@ pub(super) const ROUTES: &[Route] = &[
     route!(Post "/agents/{agentId}/decline-tool-call-generate" "Declines a call that waits for approval; answers the finished run", decline_and_wait, body: fields::ANSWER_CALL),
     route!(Post "/agents/{agentId}/resume-stream" "Gives a suspended tool what it asked for; streams the rest of its run", resume, body: fields::RESUME, streams: true),
     route!(Post "/agents/{agentId}/resume-stream-until-idle" "The same, until nothing is left to do", resume, body: fields::RESUME, streams: true),
+    route!(Post "/agents/{agentId}/send-tool-approval" "Answers a call that waits for a person, or hands over results of client tools; the thread's subscribers see the rest", tool_approval, body: fields::TOOL_APPROVAL),
     route!(Get "/agents/{agentId}/suspended-runs" "The agent's runs that wait for a person, newest first", list, query: fields::SUSPENDED_QUERY),
     route!(Delete "/agents/{agentId}/suspended-runs/{runId}" "Gives a run up that waits for a person, so that its thread can go on", discard),
     route!(Post "/agents/{agentId}/observe" "Durable agents' runs: there are none", observe, body: fields::OBSERVE, streams: true),
@@ -69,7 +74,11 @@ async fn stream(call: Call, data: Value) -> Answer {
     let run = Waiting::of(&call, &call.body).await?;
     let options = run_options(&call, &call.body)?;
     let pending = PendingCalls::new(run.calls());
-    let stream = agent.resume_stream(&run.id, decision(&call, data), options).await?;
+    let stream = match agent.resume_stream(&run.id, decision(&call, data), options).await {
+        Ok(stream) => stream,
+        Err(error) => return Err(run.refusal(&call, error)),
+    };
+    call.app.resumed.add(&run.id);
     // There are no background tasks to wait for yet, so a run is idle when it has ended (HTTP-064).
     Ok(sse::resumed(stream, call.bugle().clone(), call.app.options.keep_alive, pending))
 }
@@ -80,7 +89,11 @@ async fn generate(call: Call, data: Value) -> Answer {
     let run = Waiting::of(&call, &call.body).await?;
     let options = run_options(&call, &call.body)?;
     // A client that leaves drops this future, which stops the run (HTTP-026).
-    let output = agent.resume_generate(&run.id, decision(&call, data), options).await?;
+    let output = match agent.resume_generate(&run.id, decision(&call, data), options).await {
+        Ok(output) => output,
+        Err(error) => return Err(run.refusal(&call, error)),
+    };
+    call.app.resumed.add(&run.id);
     Ok(answer(generated(&output)))
 }
 
@@ -123,6 +136,14 @@ impl Waiting {
         }
     }
 
+    /// Somebody was faster, or there never was such a run (HTTP-108).
+    fn refusal(&self, call: &Call, error: Error) -> Failure {
+        if matches!(error, Error::NoSuspendedRun { .. }) && call.app.resumed.contains(&self.id) {
+            return Failure::conflict(error.to_string());
+        }
+        error.into()
+    }
+
     /// The calls of the step that waits, by id, as the stored pair has them (LOOP-100).
     fn calls(&self) -> Vec<(String, (String, Value))> {
         let Some(parked) = &self.parked else { return Vec::new() };
@@ -143,6 +164,55 @@ impl Waiting {
         };
         entries.filter_map(call).collect()
     }
+}
+
+/// HTTP-102, HTTP-093.
+async fn tool_approval(call: Call) -> Answer {
+    let agent = call.agent()?;
+    let thread = call.named_thread(&call.body)?;
+    call.check_writable(&thread).await?;
+    let body = &call.body;
+    let messages = body.get("messages").filter(|list| list.as_array().is_some_and(|list| !list.is_empty()));
+    let options = match object(body, "streamOptions") {
+        Some(fields) => run_options(&call, fields).map_err(|failure| failure.under("streamOptions"))?,
+        None => RunOptions { request_context: call.request_context(None), ..RunOptions::default() },
+    };
+    let context = object(body, "declineContext");
+    let why = |name: &str| context.and_then(|context| text(context, name));
+    let reason = text(body, "reason").or_else(|| why("reason")).or_else(|| why("message"));
+    let approval = ToolApproval {
+        tool_call_id: text(body, "toolCallId").filter(|id| !id.is_empty()).map(str::to_owned),
+        approved: flag(body, "approved").unwrap_or(false),
+        reason: reason.map(str::to_owned),
+        resume_data: body.get("resumeData").filter(|data| !data.is_null()).cloned(),
+        messages: match messages {
+            Some(messages) => read_input("messages", messages)?,
+            None => RunInput::default(),
+        },
+        options,
+    };
+    let tool_call_id = approval.tool_call_id.clone();
+    match agent.send_tool_approval(&thread, approval).await {
+        Ok(accepted) => {
+            call.app.resumed.add(&accepted.run_id);
+            Ok(answer(json!({"accepted": true, "runId": accepted.run_id, "toolCallId": accepted.tool_call_id})))
+        }
+        Err(error @ (Error::NoSuspendedThreadRun { .. } | Error::NotSuspended { .. }))
+            if is_answered(&call, &thread, tool_call_id.as_deref()).await? =>
+        {
+            Err(Failure::conflict(error.to_string()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the conversation knows the call, which does not wait: then it was answered before, and may still be running
+/// (HTTP-108).
+async fn is_answered(call: &Call, thread: &ThreadKey, tool_call_id: Option<&str>) -> Result<bool, Failure> {
+    let Some(id) = tool_call_id else { return Ok(false) };
+    let recent = call.bugle().storage().recent_messages(thread, ANSWERED_WITHIN).await?;
+    let mut parts = recent.iter().flat_map(|message| &message.content.parts);
+    Ok(parts.any(|part| matches!(part, Part::ToolInvocation(part) if part.tool_invocation.tool_call_id == id)))
 }
 
 /// HTTP-101.

@@ -7,7 +7,10 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use bugle::json::{Object, json};
+use bugle::{
+    RequestContext,
+    json::{Object, json},
+};
 
 use super::{Answer, Route, answer, route};
 use crate::call::{App, Call};
@@ -75,17 +78,28 @@ async fn no_list(_: Call) -> Answer {
 async fn processors(call: Call) -> Answer {
     let mut processors = Object::new();
     for agent in call.bugle().agents().values() {
-        for id in agent.input_processor_ids() {
-            let entry = processors.entry(id.clone()).or_insert_with(|| {
-                json!({
-                    "id": id, "name": id, "phases": ["input"], "agentIds": [], "configurations": [], "isWorkflow": false,
-                })
-            });
-            for (list, item) in
-                [("agentIds", json!(agent.id())), ("configurations", json!({"agentId": agent.id(), "type": "input"}))]
-            {
-                if let Some(list) = entry[list].as_array_mut() {
-                    list.push(item);
+        let context = RequestContext::default();
+        for (phase, list) in
+            [("input", agent.input_processors(&context)), ("output", agent.output_processors(&context))]
+        {
+            for processor in list.iter() {
+                let id = processor.id();
+                let entry = processors.entry(id).or_insert_with(|| {
+                    json!({
+                        "id": id, "name": processor.name(), "phases": [], "agentIds": [], "configurations": [],
+                        "isWorkflow": false,
+                    })
+                });
+                for (list, item) in [
+                    ("phases", json!(phase)),
+                    ("agentIds", json!(agent.id())),
+                    ("configurations", json!({"agentId": agent.id(), "type": phase})),
+                ] {
+                    if let Some(list) = entry[list].as_array_mut()
+                        && !list.contains(&item)
+                    {
+                        list.push(item);
+                    }
                 }
             }
         }

@@ -5,11 +5,14 @@
 mod auth;
 mod bad_input;
 mod bad_providers;
+mod golden;
 mod memory;
 mod messages;
+mod notifications;
 mod provider;
 mod reports;
 mod runs;
 mod serving;
 mod streams;
 mod support;
+mod suspended;

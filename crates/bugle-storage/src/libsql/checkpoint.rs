@@ -33,12 +33,25 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Starts the thread; it drops `open` when it has closed its connection.
-    pub(super) fn start(connection: Connection, database: &Path, open: Sender<Never>) -> std::io::Result<Self> {
+    /// Starts the thread; it drops `open` when it has closed its connection. A `fresh` file was made without waiting for
+    /// the disk: that is the first thing it does.
+    pub(super) fn start(
+        connection: Connection,
+        database: &Path,
+        fresh: bool,
+        open: Sender<Never>,
+    ) -> std::io::Result<Self> {
         let mut log = database.as_os_str().to_owned();
         log.push("-wal");
         let (wish, wishes) = sync_channel(1);
+        let directory = database.parent().filter(|_| fresh).map(Path::to_owned);
         thread::Builder::new().name("bugle-db-move".into()).spawn(move || {
+            if let Some(directory) = directory {
+                checkpoint(&connection);
+                let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { &directory };
+                // Best effort: where a directory cannot be flushed, its file system does so in time.
+                let _ = std::fs::File::open(directory).and_then(|directory| directory.sync_all());
+            }
             while let Ok(()) = wishes.recv() {
                 checkpoint(&connection);
             }

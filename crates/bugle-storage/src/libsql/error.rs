@@ -44,6 +44,11 @@ pub(super) fn explain(name: &str, error: rusqlite::Error) -> StorageError {
     StorageError::Unavailable { message, source: Some(Box::new(error)) }
 }
 
+/// Somebody else holds a lock that is needed.
+pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
 /// A failure that has no cause in SQLite.
 pub(super) fn unavailable(message: String) -> StorageError {
     StorageError::Unavailable { message, source: None }

@@ -15,7 +15,7 @@ use super::{
     alive::Watch,
     codec,
     error::{Answer, Failure, unavailable},
-    messages, parked, threads,
+    messages, notifications, parked, threads,
 };
 
 /// Resource and thread columns of a key. No resource is the empty text.
@@ -270,6 +270,9 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<Committed> 
     place(connection, step)?;
     if !step.removed.is_empty() {
         messages::remove(connection, id, &step.removed)?;
+        let waits = |id: &&MessageId| step.returned.iter().any(|draft| draft.entry.signal.id == **id);
+        let gone: Vec<MessageId> = step.removed.iter().filter(|id| !waits(id)).cloned().collect();
+        notifications::undeliver(connection, id, &gone, now)?;
     }
     messages::put_all(connection, &step.messages, |_| Ok(owner.clone()))?;
     put_back(connection, &step.thread, &step.returned, now)?;
@@ -529,6 +532,14 @@ fn take(
         )?
         .execute(params![resource, id, lease.owner, lease.epoch as i64, lease.expires_at.as_millis()])?;
     Ok(Lease::Held { epoch: lease.epoch })
+}
+
+/// Who holds the lease now, if its process may be alive (NOTIF-013).
+pub(super) fn lease_holder(connection: &Connection, watch: &Watch, thread: &ThreadKey) -> Answer<Option<String>> {
+    let now = Timestamp::now();
+    let held =
+        lease(connection, thread)?.filter(|lease| !lease.state.is_free_for("", now, |owner| watch.is_alive(owner)));
+    Ok(held.and_then(|lease| lease.state.owner))
 }
 
 pub(super) fn release(connection: &Connection, thread: &ThreadKey, owner: &str, last_event: Option<u64>) -> Answer<()> {

@@ -17,6 +17,7 @@ mod network;
 mod notifications;
 mod open;
 mod parked;
+mod providers;
 mod schema;
 mod threads;
 mod worker;
@@ -24,24 +25,30 @@ mod worker;
 pub use open::{LibSqlOptions, Synchronous};
 
 use std::sync::{
-    Arc,
+    Arc, Mutex,
     atomic::{AtomicUsize, Ordering},
 };
 
 use async_trait::async_trait;
 use bugle::{
     id::{MessageId, RunId, ThreadKey},
+    json::Value,
     message::{Resource, StoredMessage, Thread},
+    signal::LaneChange,
     storage::{
         Accept, Accepted, CloneThread, ClonedThread, Commit, Committed, InboxEnd, InboxEntry, Lease, LeaseClaim,
-        MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange,
-        RunChange, RunRecord, Storage, StorageError, ThreadQuery, ThreadUpdate, rules,
+        MessageQuery, NewThread, NotificationStore, Page, ParkedQuery, ParkedRun, ProviderSubscriptions,
+        ResourceChange, RunChange, RunRecord, Storage, StorageError, ThreadQuery, ThreadUpdate, rules,
     },
     time::Timestamp,
 };
 use rusqlite::Connection;
 
-use self::{alive::Watch, error::Answer, worker::Worker};
+use self::{
+    alive::Watch,
+    error::{Answer, Failure, is_busy},
+    worker::Worker,
+};
 
 /// A store in a SQLite file.
 ///
@@ -62,8 +69,32 @@ struct Inner {
     writer: Worker,
     /// Empty for a database in memory: only the writer sees it.
     readers: Vec<Worker>,
+    /// None for a database in memory.
+    near: Option<Near>,
     next_reader: AtomicUsize,
 }
+
+/// A connection for small lookups on the caller's own thread: most take less time than handing them to another thread.
+struct Near {
+    connection: Mutex<Connection>,
+    /// The writer closes the file last.
+    _open: std::sync::mpsc::Sender<worker::Never>,
+}
+
+impl std::fmt::Debug for Near {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Near")
+    }
+}
+
+impl Near {
+    fn new(connection: Connection, open: std::sync::mpsc::Sender<worker::Never>) -> Self {
+        Self { connection: Mutex::new(connection), _open: open }
+    }
+}
+
+/// A lookup of more rows than this is handed to a reader.
+const NEAR_ROWS: u32 = 64;
 
 impl LibSql {
     /// Opens `url` with the default options: a path, `file:PATH` (with SQLite's URI parameters), or `:memory:`.
@@ -117,6 +148,25 @@ impl LibSql {
     }
 }
 
+impl LibSql {
+    /// A lookup of a few rows by index, in one statement: at once if the connection for it is free.
+    async fn look<T: Send + 'static>(
+        &self,
+        work: impl Fn(&Connection) -> Answer<T> + Send + 'static,
+    ) -> Result<T, StorageError> {
+        if let Some(near) = &self.inner.near
+            && let Ok(connection) = near.connection.try_lock()
+        {
+            match work(&connection) {
+                // Another process is just changing the file's form: a reader waits for it.
+                Err(Failure::Sqlite(error)) if is_busy(&error) => {}
+                answer => return answer.map_err(|failure| failure.explain(&self.inner.name)),
+            }
+        }
+        self.read(work).await
+    }
+}
+
 fn encoded(messages: Vec<StoredMessage>) -> Vec<(StoredMessage, messages::Row)> {
     messages
         .into_iter()
@@ -143,7 +193,7 @@ impl Storage for LibSql {
 
     async fn get_thread(&self, id: &str) -> Result<Option<Thread>, StorageError> {
         let id = id.to_owned();
-        self.read(move |connection| threads::get(connection, &id)).await
+        self.look(move |connection| threads::get(connection, &id)).await
     }
 
     async fn create_thread(&self, mut thread: NewThread) -> Result<Thread, StorageError> {
@@ -170,6 +220,24 @@ impl Storage for LibSql {
         self.write(move |connection| threads::clone(connection, clone.clone())).await
     }
 
+    async fn track_lanes(&self, thread_id: &str, changes: Vec<LaneChange>) -> Result<bool, StorageError> {
+        let thread_id = thread_id.to_owned();
+        self.write(move |connection| threads::track_lanes(connection, &thread_id, &changes)).await
+    }
+
+    async fn get_thread_state(&self, thread_id: &str, kind: &str) -> Result<Option<Value>, StorageError> {
+        let (thread_id, kind) = (thread_id.to_owned(), kind.to_owned());
+        self.read(move |connection| threads::get_state(connection, &thread_id, &kind)).await
+    }
+
+    async fn set_thread_state(&self, thread_id: &str, kind: &str, value: Option<Value>) -> Result<(), StorageError> {
+        if let Some(value) = &value {
+            rules::check_thread_state(value)?;
+        }
+        let (thread_id, kind) = (thread_id.to_owned(), kind.to_owned());
+        self.write(move |connection| threads::set_state(connection, &thread_id, &kind, value.as_ref())).await
+    }
+
     async fn transfer_thread(&self, id: &str, resource_id: &str) -> Result<Thread, StorageError> {
         let (id, resource_id) = (id.to_owned(), resource_id.to_owned());
         self.write(move |connection| threads::transfer(connection, &id, &resource_id)).await
@@ -182,12 +250,18 @@ impl Storage for LibSql {
 
     async fn recent_messages(&self, thread: &ThreadKey, limit: u32) -> Result<Vec<StoredMessage>, StorageError> {
         let thread = thread.clone();
-        self.read(move |connection| messages::recent(connection, &thread, limit)).await
+        if limit > NEAR_ROWS {
+            return self.read(move |connection| messages::recent(connection, &thread, limit)).await;
+        }
+        self.look(move |connection| messages::recent(connection, &thread, limit)).await
     }
 
     async fn get_messages(&self, ids: &[MessageId]) -> Result<Vec<StoredMessage>, StorageError> {
         let ids = ids.to_vec();
-        self.read(move |connection| messages::get(connection, &ids)).await
+        if ids.len() > NEAR_ROWS as usize {
+            return self.read(move |connection| messages::get(connection, &ids)).await;
+        }
+        self.look(move |connection| messages::get(connection, &ids)).await
     }
 
     async fn save_messages(&self, messages: Vec<StoredMessage>) -> Result<(), StorageError> {
@@ -206,7 +280,7 @@ impl Storage for LibSql {
 
     async fn get_resource(&self, id: &str) -> Result<Option<Resource>, StorageError> {
         let id = id.to_owned();
-        self.read(move |connection| threads::get_resource(connection, &id)).await
+        self.look(move |connection| threads::get_resource(connection, &id)).await
     }
 
     async fn update_resource(&self, id: &str, change: ResourceChange) -> Result<Resource, StorageError> {
@@ -270,7 +344,7 @@ impl Storage for LibSql {
 
     async fn get_run(&self, run_id: &RunId) -> Result<Option<RunRecord>, StorageError> {
         let run_id = run_id.clone();
-        self.read(move |connection| inbox::get_run(connection, &run_id)).await
+        self.look(move |connection| inbox::get_run(connection, &run_id)).await
     }
 
     async fn unfinished(
@@ -324,20 +398,19 @@ impl Storage for LibSql {
 
     async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError> {
         let thread = thread.clone();
-        self.read(move |connection| inbox::last_event(connection, &thread)).await
+        self.look(move |connection| inbox::last_event(connection, &thread)).await
     }
 
-    async fn create_notification(&self, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
-        let stored = record.clone();
-        self.write(move |connection| notifications::create(connection, &stored)).await?;
-        Ok(record)
+    async fn lease_holder(&self, thread: &ThreadKey) -> Result<Option<String>, StorageError> {
+        let (thread, watch) = (thread.clone(), self.inner.watch.clone());
+        self.read(move |connection| inbox::lease_holder(connection, &watch, &thread)).await
     }
 
-    async fn list_notifications(&self, query: NotificationQuery) -> Result<Vec<NotificationRecord>, StorageError> {
-        self.read(move |connection| notifications::list(connection, &query)).await
+    fn notifications(&self) -> Option<&dyn NotificationStore> {
+        Some(self)
     }
 
-    async fn update_notification(&self, record: NotificationRecord) -> Result<bool, StorageError> {
-        self.write(move |connection| notifications::update(connection, &record)).await
+    fn provider_subscriptions(&self) -> Option<&dyn ProviderSubscriptions> {
+        Some(self)
     }
 }

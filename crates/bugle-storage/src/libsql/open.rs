@@ -10,7 +10,7 @@ use bugle::storage::StorageError;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    Inner, LibSql,
+    Inner, LibSql, Near,
     alive::{Life, Watch},
     checkpoint::{Checkpoints, LOG_LEN_KEPT},
     error::{explain, no_directory, unavailable},
@@ -73,13 +73,18 @@ impl LibSqlOptions {
         let Some(path) = &target.path else { return self.open_in_memory(name) };
         check_place(&name, path)?;
         let explain = |error| explain(&name, error);
-        let connection = self.connect(&target.uri).map_err(explain)?;
+        let fresh =
+            self.synchronous == Synchronous::Normal && std::fs::metadata(path).map_or(true, |file| file.len() == 0);
+        let connection = self.connect_as(&target.uri, fresh).map_err(explain)?;
         let is_read_only = connection.is_readonly("main").map_err(explain)?;
         let life = if is_read_only {
             stand_in(&connection, &name)?;
             None
         } else {
             schema::complete(&connection).map_err(explain)?;
+            if fresh {
+                self.synchronise(&connection).map_err(explain)?;
+            }
             Some(Life::begin(path).map_err(|error| {
                 unavailable(format!("{name}: the directory {}-bugle cannot be used ({error})", path.display()))
             })?)
@@ -108,12 +113,14 @@ impl LibSqlOptions {
         } else {
             let mover = self.connect(&target.uri).map_err(explain)?;
             connection.pragma_update(None, "wal_autocheckpoint", 0).map_err(explain)?;
-            Some(Checkpoints::start(mover, path, reading.clone()).map_err(thread_failed)?)
+            Some(Checkpoints::start(mover, path, fresh, reading.clone()).map_err(thread_failed)?)
         };
-        drop(reading);
+        let near = self.connect_near(&target.uri, is_read_only, &name)?;
+        let reading_near = reading;
         let writer = Worker::writer(connection, Arc::clone(&name), self.queue_len_max, checkpoints, read, life)
             .map_err(thread_failed)?;
-        let inner = Inner { name, is_durable: true, owner, watch, writer, readers, next_reader: 0.into() };
+        let near = Some(Near::new(near, reading_near));
+        let inner = Inner { name, is_durable: true, owner, watch, writer, readers, near, next_reader: 0.into() };
         Ok(LibSql { inner: Arc::new(inner) })
     }
 
@@ -129,12 +136,37 @@ impl LibSqlOptions {
             Worker::writer(connection, Arc::clone(&name), self.queue_len_max, None, std::sync::mpsc::channel().1, ())
                 .map_err(|error| unavailable(format!("{name}: a thread for the database cannot be started: {error}")))?;
         let (owner, watch) = anonymous("memory");
-        let inner = Inner { name, is_durable: false, owner, watch, writer, readers: Vec::new(), next_reader: 0.into() };
+        let inner = Inner {
+            name,
+            is_durable: false,
+            owner,
+            watch,
+            writer,
+            readers: Vec::new(),
+            near: None,
+            next_reader: 0.into(),
+        };
         Ok(LibSql { inner: Arc::new(inner) })
+    }
+
+    /// What looks things up at once, on the caller's thread: it never waits for a lock.
+    fn connect_near(&self, uri: &str, is_read_only: bool, name: &str) -> Result<Connection, StorageError> {
+        let near = self.connect(uri).map_err(|error| explain(name, error))?;
+        if is_read_only {
+            stand_in(&near, name)?;
+        }
+        let ready = near.pragma_update(None, "query_only", true).and_then(|()| near.busy_timeout(Duration::ZERO));
+        ready.map_err(|error| explain(name, error))?;
+        Ok(near)
     }
 
     /// A connection with the pragmas of STO-040.
     fn connect(&self, uri: &str) -> rusqlite::Result<Connection> {
+        self.connect_as(uri, false)
+    }
+
+    /// The same; a fresh file is made without waiting for the disk, which is made up for as soon as it is open.
+    fn connect_as(&self, uri: &str, fresh: bool) -> rusqlite::Result<Connection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_URI
@@ -142,17 +174,17 @@ impl LibSqlOptions {
         let connection = Connection::open_with_flags(uri, flags)?;
         prepare(&connection)?;
         connection.busy_timeout(self.busy_timeout)?;
+        if fresh {
+            connection.execute_batch("PRAGMA synchronous=OFF")?;
+        }
         if !connection.is_readonly("main")? {
             // Answers with the mode; a read of the header tells at once whether this is a database.
             let _mode: String = connection.query_row("PRAGMA journal_mode=WAL", (), |row| row.get(0))?;
         }
-        let synchronous = match self.synchronous {
-            Synchronous::Normal => "NORMAL",
-            Synchronous::Full => "FULL",
-        };
-        connection.execute_batch(&format!(
-            "PRAGMA synchronous={synchronous}; PRAGMA temp_store=MEMORY; PRAGMA cache_size=-16000;"
-        ))?;
+        if !fresh {
+            self.synchronise(&connection)?;
+        }
+        connection.execute_batch("PRAGMA temp_store=MEMORY; PRAGMA cache_size=-16000;")?;
         let _kept: i64 =
             connection.query_row(&format!("PRAGMA journal_size_limit={LOG_LEN_KEPT}"), (), |row| row.get(0))?;
         let _size: Option<i64> = connection.query_row("PRAGMA mmap_size=134217728", (), |row| row.get(0)).ok();
@@ -160,6 +192,13 @@ impl LibSqlOptions {
             let _pages: i64 = connection.query_row(&format!("PRAGMA max_page_count={pages}"), (), |row| row.get(0))?;
         }
         Ok(connection)
+    }
+
+    fn synchronise(&self, connection: &Connection) -> rusqlite::Result<()> {
+        connection.execute_batch(match self.synchronous {
+            Synchronous::Normal => "PRAGMA synchronous=NORMAL",
+            Synchronous::Full => "PRAGMA synchronous=FULL",
+        })
     }
 }
 

@@ -35,3 +35,27 @@ CREATE TABLE IF NOT EXISTS bugle_leases (
   "event_number" INTEGER,
   PRIMARY KEY ("resource", "thread")
 ) WITHOUT ROWID;
+
+-- Who is delivering a notification, until when (milliseconds since 1970), and with which signal (NOTIF-075).
+CREATE TABLE IF NOT EXISTS bugle_notification_claims (
+  "thread" TEXT NOT NULL,
+  "id" TEXT NOT NULL,
+  "token" TEXT NOT NULL,
+  "until" INTEGER NOT NULL,
+  "intended" TEXT,
+  PRIMARY KEY ("thread", "id")
+) WITHOUT ROWID;
+
+-- Which thread hears of which outside resource (PROV-014). The body is the whole subscription as JSON.
+CREATE TABLE IF NOT EXISTS bugle_subscriptions (
+  "id" TEXT NOT NULL PRIMARY KEY,
+  "provider_id" TEXT NOT NULL,
+  "external" TEXT NOT NULL,
+  "agent_id" TEXT NOT NULL,
+  "resource" TEXT NOT NULL,
+  "thread" TEXT NOT NULL,
+  "enabled" INTEGER NOT NULL,
+  "body" TEXT NOT NULL,
+  "poll_token" TEXT NOT NULL,
+  "poll_until" INTEGER NOT NULL
+);

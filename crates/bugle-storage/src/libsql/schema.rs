@@ -21,7 +21,6 @@ const INDEXES: &[(&str, &str)] = &[
     ("idx_schedules_status_next_fire", "ON mastra_schedules (\"status\", \"next_fire_at\")"),
     ("idx_schedule_triggers_schedule_fire", "ON mastra_schedule_triggers (\"schedule_id\", \"actual_fire_at\")"),
     ("idx_channel_installations_platform_agent", "ON mastra_channel_installations (\"platform\", \"agentId\")"),
-    ("idx_bugle_messages_order", "ON mastra_messages (thread_id, \"createdAt\", id)"),
     ("idx_bugle_bg_thread", "ON mastra_background_tasks (thread_id, status)"),
     ("idx_bugle_bg_status", "ON mastra_background_tasks (status, \"createdAt\")"),
     (
@@ -30,11 +29,23 @@ const INDEXES: &[(&str, &str)] = &[
     ),
     ("idx_bugle_threads_resource", "ON mastra_threads (\"resourceId\", \"createdAt\", id)"),
     ("idx_bugle_inbox_waiting", "ON bugle_inbox (resource, thread, position) WHERE state = 0"),
+    ("idx_bugle_notifications_id", "ON mastra_notifications (\"threadId\", id)"),
+    (
+        "idx_bugle_notifications_summary",
+        "ON mastra_notifications (status, \"summaryAt\") WHERE \"summaryAt\" IS NOT NULL",
+    ),
+    ("idx_bugle_notifications_resource", "ON mastra_notifications (\"resourceId\", \"updatedAt\")"),
+    ("idx_bugle_subscriptions_thread", "ON bugle_subscriptions (thread)"),
     ("idx_bugle_runs_thread", "ON bugle_runs (thread, resource)"),
 ];
 
-const UNIQUE_INDEXES: &[(&str, &str)] =
-    &[("idx_channel_installations_webhook", "ON mastra_channel_installations (\"webhookId\")")];
+/// Indexes of ours that earlier versions made and that cost more than they gave.
+const DROPPED: &[&str] = &["idx_bugle_messages_order"];
+
+const UNIQUE_INDEXES: &[(&str, &str)] = &[
+    ("idx_channel_installations_webhook", "ON mastra_channel_installations (\"webhookId\")"),
+    ("idx_bugle_subscriptions_key", "ON bugle_subscriptions (provider_id, external, agent_id, resource, thread)"),
+];
 
 struct Table {
     name: &'static str,
@@ -120,6 +131,8 @@ pub(super) fn missing(connection: &Connection) -> rusqlite::Result<Missing> {
             statements.push(format!("CREATE {unique}INDEX IF NOT EXISTS {name} {on}"));
         }
     }
+    let dropped = DROPPED.iter().filter(|name| indexes.contains(**name));
+    statements.extend(dropped.map(|name| format!("DROP INDEX IF EXISTS {name}")));
     Ok(Missing { statements })
 }
 
@@ -156,6 +169,9 @@ mod tests {
         assert!(!missing(&connection).unwrap().is_empty());
         complete(&connection).unwrap();
         assert_eq!(missing(&connection).unwrap(), Missing::default());
-        assert_eq!(tables().len(), 18);
+        connection.execute_batch("CREATE INDEX idx_bugle_messages_order ON mastra_messages (thread_id)").unwrap();
+        complete(&connection).unwrap();
+        assert_eq!(missing(&connection).unwrap(), Missing::default(), "what earlier versions made is taken away");
+        assert_eq!(tables().len(), 20);
     }
 }

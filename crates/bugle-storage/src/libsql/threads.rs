@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use bugle::{
     json::Object,
     message::{Resource, Thread},
+    signal::LaneChange,
     storage::{
         CloneThread, ClonedThread, Direction, NewThread, Page, ResourceChange, StorageError, ThreadOrder, ThreadQuery,
         ThreadUpdate, rules,
@@ -14,7 +15,7 @@ use bugle::{
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::Value as Sql};
 use serde_json::Value;
 
-use super::{codec, error::Answer, messages, parked};
+use super::{codec, error::Answer, messages, parked, providers};
 
 pub(super) fn get(connection: &Connection, id: &str) -> Answer<Option<Thread>> {
     let sql = format!("SELECT {} FROM mastra_threads WHERE id = ?1", *codec::THREAD_COLUMNS);
@@ -88,6 +89,47 @@ pub(super) fn update(connection: &Connection, update: ThreadUpdate) -> Answer<Th
     rules::update_thread(&mut thread, update, Timestamp::now());
     put(connection, &thread)?;
     Ok(thread)
+}
+
+/// Changes the tracking of lanes; `false` if one is not as expected (STATE-026, STATE-081).
+pub(super) fn track_lanes(connection: &Connection, id: &str, changes: &[LaneChange]) -> Answer<bool> {
+    let mut thread = required(connection, id)?;
+    let changed = rules::track_lanes(&mut thread, changes, Timestamp::now());
+    if changed {
+        put(connection, &thread)?;
+    }
+    Ok(changed)
+}
+
+pub(super) fn get_state(connection: &Connection, id: &str, kind: &str) -> Answer<Option<Value>> {
+    let mut statement =
+        connection.prepare_cached(r#"SELECT value FROM mastra_thread_state WHERE "threadId" = ?1 AND type = ?2"#)?;
+    let found = statement.query_row(params![id, kind], |row| codec::text(row, 0)).optional()?.flatten();
+    // A value that is no JSON counts as absent (ruling 40).
+    Ok(found.and_then(|text| {
+        serde_json::from_str(&text)
+            .inspect_err(|error| tracing::warn!(thread = id, kind, %error, "a thread state is no JSON"))
+            .ok()
+    }))
+}
+
+pub(super) fn set_state(connection: &Connection, id: &str, kind: &str, value: Option<&Value>) -> Answer<()> {
+    if owner(connection, id)?.is_none() {
+        return Err(StorageError::NotFound { what: "thread", id: id.to_owned() }.into());
+    }
+    match value {
+        Some(value) => connection
+            .prepare_cached(
+                r#"INSERT INTO mastra_thread_state ("threadId", type, value, "createdAt", "updatedAt")
+                   VALUES (?1, ?2, ?3, ?4, ?4)
+                   ON CONFLICT ("threadId", type) DO UPDATE SET value = excluded.value, "updatedAt" = excluded."updatedAt""#,
+            )?
+            .execute(params![id, kind, value.to_string(), Timestamp::now().to_string()])?,
+        None => connection
+            .prepare_cached(r#"DELETE FROM mastra_thread_state WHERE "threadId" = ?1 AND type = ?2"#)?
+            .execute(params![id, kind])?,
+    };
+    Ok(())
 }
 
 /// Adds the conditions of a metadata filter on `column` below `path`; keys have been checked (MEM-017).
@@ -164,9 +206,11 @@ pub(super) fn delete(connection: &Connection, id: &str) -> Answer<bool> {
         ("mastra_background_tasks", "thread_id"),
         ("mastra_observational_memory", "\"threadId\""),
         ("bugle_runs", "thread"),
+        ("bugle_notification_claims", "thread"),
     ] {
         connection.prepare_cached(&format!("DELETE FROM {table} WHERE {column} = ?1"))?.execute([id])?;
     }
+    providers::delete_thread(connection, id)?;
     delete_schedules(connection, id)?;
     delete_snapshots(connection, id)?;
     Ok(connection.prepare_cached("DELETE FROM mastra_threads WHERE id = ?1")?.execute([id])? > 0)
@@ -264,6 +308,10 @@ pub(super) fn transfer(connection: &Connection, id: &str, resource: &str) -> Ans
     connection
         .prepare_cached(r#"UPDATE mastra_messages SET "resourceId" = ?2 WHERE thread_id = ?1"#)?
         .execute([id, resource])?;
+    connection
+        .prepare_cached(r#"UPDATE mastra_notifications SET "resourceId" = ?2 WHERE "threadId" = ?1"#)?
+        .execute([id, resource])?;
+    providers::transfer(connection, id, resource)?;
     Ok(thread)
 }
 

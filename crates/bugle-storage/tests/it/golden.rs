@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bugle::{
     id::ThreadKey,
     message::MessageContent,
-    storage::{MessageQuery, NotificationQuery, Storage, ThreadQuery, ThreadUpdate},
+    storage::{MessageQuery, NotificationQuery, NotificationStore, Storage, ThreadQuery, ThreadUpdate},
 };
 use bugle_storage::libsql::LibSql;
 use serde_json::{Value, json};
@@ -63,14 +63,8 @@ async fn every_row_is_read(store: &LibSql) {
     }
 
     for row in rows("mastra_notifications") {
-        let query = NotificationQuery {
-            thread: ThreadKey::unowned(row["threadId"].as_str().unwrap()),
-            statuses: Vec::new(),
-            priority: None,
-            source: None,
-            limit: 1000,
-        };
-        let read = store.list_notifications(query).await.unwrap();
+        let query = NotificationQuery::of_thread(row["threadId"].as_str().unwrap());
+        let read = NotificationStore::list(store, &query).await.unwrap().records;
         let read = read.iter().find(|record| record.id == row["id"].as_str().unwrap()).unwrap();
         assert_eq!(serde_json::to_value(read).unwrap(), without_nulls(&row));
     }
@@ -190,14 +184,8 @@ async fn sto_7_7_json_columns_may_be_text_or_blob_and_bad_ones_hide_nothing() {
     assert!(by_id("id-0001").is_none(), "ruling 40: the row is left out");
     assert_eq!(by_id("message-0003").unwrap().joined_text(), "a\0b\u{fffd}c", "R39");
 
-    let query = NotificationQuery {
-        thread: ThreadKey::unowned("thread-plain"),
-        statuses: Vec::new(),
-        priority: None,
-        source: None,
-        limit: 100,
-    };
-    let notes = store.list_notifications(query).await.unwrap();
+    let query = NotificationQuery::of_thread("thread-plain");
+    let notes = NotificationStore::list(&store, &query).await.unwrap().records;
     let note = notes.iter().find(|note| note.id == "note-1").unwrap();
     assert_eq!((&note.payload, &note.attributes), (&Some(json!([1])), &None));
     assert_eq!(note.metadata, json!({"m": 1}).as_object().cloned());

@@ -8,6 +8,7 @@ mod contract;
 mod durability;
 mod errors;
 mod golden;
+mod notifications;
 mod ownership;
 mod parked;
 mod runtime;

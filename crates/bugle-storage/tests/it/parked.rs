@@ -1,8 +1,17 @@
 //! Parked runs of the reference, and rows that are wrong (STO §6, ruling 40).
 
+use std::sync::{Arc, Mutex};
+
 use bugle::{
+    Agent, Bugle, Error, RunOptions, Tool,
+    chunk::FinishReason,
     id::ThreadKey,
+    memory::MemoryOptions,
+    model::{Script, ScriptedModel},
+    run::Decision,
+    runtime::SuspendedQuery,
     storage::{Commit, ParkedQuery, RunChange, Storage, StorageError},
+    tool::{Approval, ToolContext, ToolError},
 };
 use bugle_storage::libsql::LibSql;
 use serde_json::{Value, json};
@@ -117,4 +126,134 @@ async fn sto_052_a_pair_that_is_written_again_keeps_its_creation_and_is_jsonb() 
     assert!(matches!(answer, Err(StorageError::NotParked { .. })), "{answer:?}");
     store.commit(Commit { run: discard, ..Commit::new(thread, 1) }).await.unwrap();
     assert_eq!(store.parked_run(&"run-0039".into()).await.unwrap(), None);
+}
+
+/// What the tools of the golden runs did.
+type Ran = Arc<Mutex<Vec<String>>>;
+
+/// A runtime on a copy of the golden file, with an agent of this id and the tools that its parked run needs.
+async fn with_agent(path: &std::path::Path, id: &str, answers: &[&str]) -> (Bugle, ScriptedModel, Ran) {
+    let ran = Ran::default();
+    let did = |what: &Ran, text: String| what.lock().unwrap().push(text);
+    let model = ScriptedModel::with_responses(answers.iter().map(|text| Script::new().text(text)));
+    let (of_remove, of_ask) = (ran.clone(), ran.clone());
+    let remove = Tool::json("remove", move |input: Value, _| {
+        did(&of_remove, format!("remove {}", input["path"].as_str().unwrap()));
+        async move { Ok(json!({"removed": input["path"]})) }
+    });
+    let ask = Tool::json("ask", move |_: Value, context: ToolContext| {
+        let data = context.resume_data.clone().unwrap();
+        did(&of_ask, format!("ask {data}"));
+        async move { Ok(json!({"answer": data["answer"]})) }
+    });
+    let weather = Tool::json("weather", |_: Value, _| async { Err::<Value, _>(ToolError::failed("it ran before")) });
+    let agent = Agent::builder(id)
+        .model(Arc::new(model.clone()))
+        .memory(MemoryOptions::last(20))
+        .tool(remove.with_approval(Approval::Always))
+        .tool(ask.with_resume_schema(json!({"type": "object", "required": ["answer"]})))
+        .tool(weather);
+    let bugle = Bugle::builder().agent(agent.build().unwrap()).storage(open(path)).build().await.unwrap();
+    (bugle, model, ran)
+}
+
+/// The parts of a thread's tool calls, and its last text.
+async fn conversation(bugle: &Bugle, thread: &str) -> (Vec<Value>, Vec<Value>, String) {
+    let rows = bugle.storage().recent_messages(&ThreadKey::new("user-1", thread), u32::MAX).await.unwrap();
+    let stored: Vec<Value> = rows.iter().map(|row| serde_json::to_value(row).unwrap()).collect();
+    let calls = rows.iter().flat_map(|row| &row.content.parts).map(|part| serde_json::to_value(part).unwrap());
+    let calls = calls.filter(|part| part["type"] == "tool-invocation").map(|mut part| part["toolInvocation"].take());
+    let text = rows.last().unwrap().joined_text();
+    (calls.collect(), stored, text)
+}
+
+async fn is_gone(bugle: &Bugle, run: &str) {
+    assert_eq!(bugle.storage().parked_run(&run.into()).await.unwrap(), None, "STO-112");
+    assert_eq!(bugle.storage().get_run(&run.into()).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn sto_110_bugle_goes_on_with_an_approval_that_the_reference_parked() {
+    let (_directory, path) = golden();
+    let (bugle, model, ran) = with_agent(&path, "approve-agent", &["It is gone."]).await;
+    let agent = bugle.agent("approve-agent").unwrap();
+    let listed = agent.list_suspended_runs(SuspendedQuery::default()).await.unwrap();
+    let call = &listed.runs[0].tool_calls[0];
+    assert_eq!((listed.total, call.tool_call_id.as_str(), call.requires_approval), (1, "call_a1", true));
+    let decision = Decision::approve(Some("call_a1"));
+    let output = agent.resume_generate(&"run-0039".into(), decision, RunOptions::default()).await.unwrap();
+    assert_eq!(*ran.lock().unwrap(), ["remove tmp.txt"]);
+    assert!(output.text.ends_with("It is gone."), "{}", output.text);
+    assert!(output.usage.total_tokens.unwrap() > 15, "LOOP-161: with the steps before: {:?}", output.usage);
+    let prompt = serde_json::to_string(&model.requests()[0].prompt).unwrap();
+    assert!(prompt.contains("Delete tmp.txt") && prompt.contains("removed"), "{prompt}");
+    let (calls, stored, text) = conversation(&bugle, "thread-approval").await;
+    assert_eq!((calls.len(), text.as_str()), (1, "It is gone."));
+    assert_eq!((&calls[0]["state"], &calls[0]["result"]), (&json!("result"), &json!({"removed": "tmp.txt"})));
+    assert_eq!(stored[1]["content"]["metadata"].get("pendingToolApprovals"), None, "LOOP-113");
+    is_gone(&bugle, "run-0039").await;
+    let again = agent.resume_generate(&"run-0039".into(), Decision::approve(None), RunOptions::default()).await;
+    assert!(matches!(again, Err(Error::NoSuspendedRun { .. })), "LOOP-115: {again:?}");
+}
+
+#[tokio::test]
+async fn sto_110_bugle_answers_a_tool_that_the_reference_suspended() {
+    let (_directory, path) = golden();
+    let (bugle, _model, ran) = with_agent(&path, "suspend-agent", &["Blue it is."]).await;
+    let agent = bugle.agent("suspend-agent").unwrap();
+    let decision = Decision::resume(None, json!({"answer": "blue"}));
+    let output = agent.resume_generate(&"run-0044".into(), decision, RunOptions::default()).await.unwrap();
+    assert_eq!(*ran.lock().unwrap(), [r#"ask {"answer":"blue"}"#]);
+    assert_eq!(output.text, "Blue it is.");
+    let (calls, stored, _) = conversation(&bugle, "thread-suspended").await;
+    assert_eq!(calls[0]["result"], json!({"answer": "blue"}));
+    assert_eq!(stored[1]["content"]["metadata"].get("suspendedTools"), None, "LOOP-113");
+    is_gone(&bugle, "run-0044").await;
+}
+
+#[tokio::test]
+async fn sto_110_bugle_decides_the_rest_of_a_step_that_the_reference_parked() {
+    let (_directory, path) = golden();
+    let (bugle, model, ran) = with_agent(&path, "multi-agent", &["One is gone."]).await;
+    let agent = bugle.agent("multi-agent").unwrap();
+    let run = "run-0049".into();
+    let approve = Decision::approve(Some("call_m2"));
+    let output = agent.resume_generate(&run, approve, RunOptions::default()).await.unwrap();
+    assert_eq!(output.finish_reason, FinishReason::Suspended, "{output:?}");
+    assert_eq!(*ran.lock().unwrap(), ["remove a.txt"], "what ran before the park does not run again");
+    let decline = Decision::decline(Some("call_m3"), Some("keep it"));
+    let output = agent.resume_generate(&run, decline, RunOptions::default()).await.unwrap();
+    assert_eq!(output.text, "One is gone.");
+    assert_eq!(*ran.lock().unwrap(), ["remove a.txt"]);
+    let prompt = serde_json::to_string(&model.requests()[0].prompt).unwrap();
+    for told in ["snow", "removed", "keep it"] {
+        assert!(prompt.contains(told), "{told}: {prompt}");
+    }
+    let (calls, _, _) = conversation(&bugle, "thread-multi").await;
+    let states: Vec<&Value> = calls.iter().map(|call| &call["state"]).collect();
+    assert_eq!(states, ["result", "result", "output-denied"]);
+    assert_eq!(calls[0]["result"]["sky"], "snow", "its result was in the snapshot alone");
+    is_gone(&bugle, "run-0049").await;
+}
+
+#[tokio::test]
+async fn sto_111_a_missing_row_is_an_error_that_says_which() {
+    let (_directory, path) = golden();
+    raw(&path)
+        .execute_batch(
+            "DELETE FROM mastra_workflow_snapshot WHERE run_id = 'run-0039' AND workflow_name = 'executionWorkflow';
+             DELETE FROM mastra_workflow_snapshot WHERE run_id = 'run-0044' AND workflow_name = 'agentic-loop';",
+        )
+        .unwrap();
+    let resume = async |agent: &str, run: &str| {
+        let (bugle, _, _) = with_agent(&path, agent, &[]).await;
+        let handle = bugle.agent(agent).unwrap();
+        let answer = handle.resume_generate(&run.into(), Decision::approve(None), RunOptions::default()).await;
+        bugle.shutdown(std::time::Duration::from_secs(5)).await;
+        answer
+    };
+    let no_inner = resume("approve-agent", "run-0039").await;
+    assert!(matches!(no_inner, Err(Error::NotSuspended { .. })), "{no_inner:?}");
+    let no_outer = resume("suspend-agent", "run-0044").await;
+    assert!(matches!(no_outer, Err(Error::NoSuspendedRun { .. })), "{no_outer:?}");
 }

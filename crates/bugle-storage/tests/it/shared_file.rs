@@ -1,6 +1,9 @@
 //! Two handles on one file that race (STO-043).
 
-use bugle::storage::{EntryOutcome, Lease, MetadataChange, NotificationRecord, ResourceChange, Storage, ThreadUpdate};
+use bugle::storage::{
+    EntryOutcome, Lease, MetadataChange, NewRecord, NotificationRecord, NotificationStore, ResourceChange, Storage,
+    ThreadUpdate,
+};
 use futures::future::{join, join_all};
 
 use crate::support::{accept, claim, key, open, with_thread};
@@ -49,7 +52,8 @@ async fn sto_7_9_races_have_one_winner_and_lose_nothing() {
             "createdAt": "2026-01-01T00:00:00.000Z", "updatedAt": "2026-01-01T00:00:00.000Z",
         });
         let record: NotificationRecord = serde_json::from_value(value).unwrap();
-        let (a, b) = join(first.create_notification(record.clone()), second.create_notification(record)).await;
+        let new = NewRecord { record, priority_given: true, dedupe_window: std::time::Duration::ZERO, claim: None };
+        let (a, b) = join(first.create(new.clone()), second.create(new)).await;
         assert!(a.is_ok() != b.is_ok(), "STO-053: {a:?} {b:?}");
     }
 }

@@ -10,7 +10,9 @@ use crate::{
     json::Object,
     memory::MemoryOptions,
     model::SharedModel,
-    processor::InputProcessor,
+    notification::DeliveryPolicy,
+    processor::{Processor, Processors, SharedProcessor},
+    provider::SharedProvider,
     run::RunOptions,
     scorer::TaskCompletion,
     subagent::{SubAgent, SubAgents},
@@ -46,10 +48,15 @@ impl AgentBuilder {
                 memory: None,
                 default_options: RunOptions::default(),
                 max_retries: None,
-                input_processors: Vec::new(),
+                input_processors: Dynamic::Value(Processors::default()),
+                output_processors: Dynamic::Value(Processors::default()),
+                error_processors: Dynamic::Value(Processors::default()),
+                max_processor_retries: None,
                 task_completion: None,
                 interrupt: Interrupt::default(),
                 on_step_limit: OnStepLimit::default(),
+                notifications: None,
+                providers: Vec::new(),
                 source: AgentSource::default(),
                 metadata: None,
             },
@@ -157,9 +164,70 @@ impl AgentBuilder {
         self
     }
 
-    /// Guards and shapes input, after the ones before it.
-    pub fn input_processor(mut self, processor: impl InputProcessor + 'static) -> Self {
-        self.inner.input_processors.push(Arc::new(processor));
+    /// Guards and shapes input, requests and the prompt, after the ones before it (PROC-003).
+    pub fn input_processor(self, processor: impl Processor + 'static) -> Self {
+        self.shared_input_processor(Arc::new(processor))
+    }
+
+    /// The same, for a processor that is in several lists or agents.
+    pub fn shared_input_processor(mut self, processor: SharedProcessor) -> Self {
+        add(&mut self.inner.input_processors, processor);
+        self
+    }
+
+    /// Input processors made for each run, in the place of those given one by one.
+    pub fn input_processors_per(
+        mut self,
+        make: impl Fn(&RequestContext) -> Processors + Send + Sync + 'static,
+    ) -> Self {
+        self.inner.input_processors = Dynamic::Per(Arc::new(make));
+        self
+    }
+
+    /// Guards and shapes what the model says, after the ones before it.
+    pub fn output_processor(self, processor: impl Processor + 'static) -> Self {
+        self.shared_output_processor(Arc::new(processor))
+    }
+
+    /// The same, for a processor that is in several lists or agents.
+    pub fn shared_output_processor(mut self, processor: SharedProcessor) -> Self {
+        add(&mut self.inner.output_processors, processor);
+        self
+    }
+
+    /// Output processors made for each run, in the place of those given one by one.
+    pub fn output_processors_per(
+        mut self,
+        make: impl Fn(&RequestContext) -> Processors + Send + Sync + 'static,
+    ) -> Self {
+        self.inner.output_processors = Dynamic::Per(Arc::new(make));
+        self
+    }
+
+    /// Says whether failed requests are tried again (PROC §6).
+    pub fn error_processor(self, processor: impl Processor + 'static) -> Self {
+        self.shared_error_processor(Arc::new(processor))
+    }
+
+    /// The same, for a processor that is in several lists or agents.
+    pub fn shared_error_processor(mut self, processor: SharedProcessor) -> Self {
+        add(&mut self.inner.error_processors, processor);
+        self
+    }
+
+    /// Error processors made for each run, in the place of those given one by one.
+    pub fn error_processors_per(
+        mut self,
+        make: impl Fn(&RequestContext) -> Processors + Send + Sync + 'static,
+    ) -> Self {
+        self.inner.error_processors = Dynamic::Per(Arc::new(make));
+        self
+    }
+
+    /// How often processors may have a step tried again (PROC-053). Without it a step is never tried again, and a failed
+    /// request at most 3 times where a processor asks for it (PROC-061).
+    pub fn max_processor_retries(mut self, retries: u32) -> Self {
+        self.inner.max_processor_retries = Some(retries);
         self
     }
 
@@ -181,6 +249,19 @@ impl AgentBuilder {
         self
     }
 
+    /// What is done with notifications that come in (NOTIF-041). Default: the built-in table of NOTIF-040.
+    pub fn notifications(mut self, policy: DeliveryPolicy) -> Self {
+        self.inner.notifications = Some(Arc::new(policy));
+        self
+    }
+
+    /// A provider that watches the outside for it: its processors come before the agent's own, its tools beside them
+    /// (PROV-002).
+    pub fn provider(mut self, provider: SharedProvider) -> Self {
+        self.inner.providers.push(provider);
+        self
+    }
+
     /// Where it comes from.
     pub fn source(mut self, source: AgentSource) -> Self {
         self.inner.source = source;
@@ -199,7 +280,20 @@ impl AgentBuilder {
     /// [`Error::Configuration`] without a model, with an empty id, with default options that no run may have, or with tools whose provider-safe names collide
     /// (LOOP-081).
     pub fn build(self) -> Result<Agent, Error> {
-        let inner = self.inner;
+        let mut inner = self.inner;
+        let mut processors = Vec::new();
+        for provider in &inner.providers {
+            for tool in provider.tools() {
+                inner.tools.entry(tool.id().to_owned()).or_insert(tool);
+            }
+            processors.extend(provider.input_processors());
+        }
+        if !processors.is_empty() {
+            inner.input_processors = match inner.input_processors {
+                Dynamic::Value(list) => Dynamic::Value(list.behind(processors)),
+                Dynamic::Per(make) => Dynamic::Per(Arc::new(move |context| make(context).behind(processors.clone()))),
+            };
+        }
         if inner.id.trim().is_empty() {
             return Err(Error::configuration("an agent needs an id"));
         }
@@ -209,6 +303,12 @@ impl AgentBuilder {
         inner.default_options.check().map_err(|error| {
             Error::configuration(format!("the default options of agent {} are wrong: {error}", inner.id))
         })?;
+        for list in [&inner.input_processors, &inner.output_processors, &inner.error_processors] {
+            if let Dynamic::Value(list) = list {
+                list.check()
+                    .map_err(|error| Error::configuration(format!("processors of agent {}: {error}", inner.id)))?;
+            }
+        }
         let mut safe = IndexMap::new();
         for key in inner.tools.keys() {
             if let Some(other) = safe.insert(crate::tool::provider_safe_name(key), key) {
@@ -228,5 +328,16 @@ impl AgentBuilder {
             }
         }
         Ok(Agent { inner: Arc::new(inner) })
+    }
+}
+
+fn add(list: &mut Dynamic<Processors>, processor: SharedProcessor) {
+    match list {
+        Dynamic::Value(list) => list.push(processor),
+        Dynamic::Per(_) => {
+            let mut processors = Processors::default();
+            processors.push(processor);
+            *list = Dynamic::Value(processors);
+        }
     }
 }

@@ -12,8 +12,16 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    json::Object, memory::MemoryOptions, model::SharedModel, processor::SharedInputProcessor, run::RunOptions,
-    scorer::TaskCompletion, subagent::SubAgents, tool::Tool,
+    json::Object,
+    memory::MemoryOptions,
+    model::SharedModel,
+    notification::DeliveryPolicy,
+    processor::Processors,
+    provider::SharedProvider,
+    run::RunOptions,
+    scorer::TaskCompletion,
+    subagent::SubAgents,
+    tool::Tool,
 };
 
 /// A value, or a function of the request context, evaluated once per run (LOOP-005).
@@ -115,10 +123,15 @@ pub(crate) struct AgentInner {
     pub(crate) memory: Option<MemoryOptions>,
     pub(crate) default_options: RunOptions,
     pub(crate) max_retries: Option<u32>,
-    pub(crate) input_processors: Vec<SharedInputProcessor>,
+    pub(crate) input_processors: Dynamic<Processors>,
+    pub(crate) output_processors: Dynamic<Processors>,
+    pub(crate) error_processors: Dynamic<Processors>,
+    pub(crate) max_processor_retries: Option<u32>,
     pub(crate) task_completion: Option<TaskCompletion>,
     pub(crate) interrupt: Interrupt,
     pub(crate) on_step_limit: OnStepLimit,
+    pub(crate) notifications: Option<Arc<DeliveryPolicy>>,
+    pub(crate) providers: Vec<SharedProvider>,
     pub(crate) source: AgentSource,
     pub(crate) metadata: Option<Object>,
 }
@@ -198,9 +211,19 @@ impl Agent {
         self.inner.task_completion.as_ref()
     }
 
-    /// Its input processors' ids, in order.
-    pub fn input_processor_ids(&self) -> Vec<String> {
-        self.inner.input_processors.iter().map(|processor| processor.id().to_owned()).collect()
+    /// Its input processors for this request context, in order.
+    pub fn input_processors(&self, context: &RequestContext) -> Processors {
+        self.inner.input_processors.resolve(context)
+    }
+
+    /// Its output processors for this request context, in order.
+    pub fn output_processors(&self, context: &RequestContext) -> Processors {
+        self.inner.output_processors.resolve(context)
+    }
+
+    /// Its error processors for this request context, in order.
+    pub fn error_processors(&self, context: &RequestContext) -> Processors {
+        self.inner.error_processors.resolve(context)
     }
 
     /// Where it comes from.

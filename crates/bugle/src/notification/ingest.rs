@@ -1,232 +1,297 @@
-//! Taking a notification in: the record, the decision, the delivery (NOTIF §2 … §4).
+//! Taking notifications in: the record, the decision, the act (NOTIF §2 … §4).
 
 use std::time::Duration;
 
-use super::{Courier, NewNotification, render};
+use super::{
+    Courier, DecideContext, Decision, DeliveryAction, NewNotification, Notified,
+    deliver::{self, Held, RETRY_FIRST, SAFETY_NET, Settled, signal_id},
+    policy, render,
+    state::{LastSummary, State},
+};
 use crate::{
     error::Error,
     id::ThreadKey,
-    runtime::{Action, AgentHandle, IdleBehavior, IfIdle, Outcome, Target},
+    runtime::{Action, IdleBehavior, IfActive, IfIdle, Target},
     signal::validate_attributes,
-    storage::{NotificationQuery, NotificationRecord, SharedStorage, StorageError},
-    time::Timestamp,
+    storage::{CreatedHow, InputMode, NOTIFICATION_PRIORITIES, NewRecord, NotificationRecord, RecordChange, RecordKey},
 };
 
 /// Payload and metadata of one record, at most, as JSON text.
 const PAYLOAD_MAX: usize = 256 * 1024;
 /// A record whose delivery was cut short by a crash is due again after this (NOTIF-023).
-const SAFETY_NET: Duration = Duration::from_secs(60);
-const RETRY_FIRST: Duration = Duration::from_secs(30);
-const RETRY_LAST: Duration = Duration::from_secs(3600);
-/// After so many failures a record is given up (NOTIF-080).
-const ATTEMPTS_MAX: u32 = 5;
-/// How many records of a thread are looked through.
-const SCAN_MAX: u32 = 1000;
+const SAFETY_TIME: Duration = Duration::from_secs(60);
 
-/// Takes a notification in: stores its record, or merges it into a pending one of the same key, and delivers it as the
-/// default policy says (NOTIF-040): on an idle thread everything but `low` wakes the agent; on an active one `urgent`
-/// joins the run, `high` and `medium` show a one-line summary, and `low` waits in the inbox. Gives the record as it
-/// stands afterwards.
-///
-/// A delivery that fails is no error: the record stays pending, with the failure and the time of the next try
-/// (NOTIF-019).
-///
-/// # Errors
-/// [`Error::Invalid`] with the field that is wrong (NOTIF-006), or the store's, such as that it keeps no notifications
-/// (NOTIF-010). Nothing is stored then.
-pub async fn ingest(handle: &AgentHandle, input: NewNotification) -> Result<NotificationRecord, Error> {
-    take_in(handle, input, Timestamp::now()).await
-}
+/// Records that one ingress summary covers at most; a further one begins another.
+const SUMMARY_MAX: usize = 100;
 
-pub(super) async fn take_in(
-    courier: &dyn Courier,
-    input: NewNotification,
-    now: Timestamp,
-) -> Result<NotificationRecord, Error> {
-    validate(&input)?;
-    let storage = courier.storage();
-    let (thread, if_active, if_idle) = (input.thread.clone(), input.if_active.clone(), input.if_idle.clone());
-    let record = match mergeable(storage, courier.agent_id(), &input).await? {
-        Some(existing) => {
-            let merged = merge(existing, input, now);
-            if storage.update_notification(merged.clone()).await? { merged } else { create(storage, merged).await? }
-        }
-        None => create(storage, new_record(courier.agent_id(), input, now)).await?,
-    };
-    let decision = decide(&record.priority, courier.is_active(&thread).await);
-    let target =
-        |if_idle| Target { thread: Some(thread.clone()), if_active: if_active.clone(), if_idle, ..Target::default() };
-    let agent = courier.agent_id().to_owned();
-    match decision.show {
-        Show::Full => {
-            let outcome = courier.send(&agent, target(if_idle), render::full(&record)).await;
-            settle(storage, &thread, record, decision.reason, outcome, now).await
-        }
-        Show::Summary { then_full } => {
-            // NOTIF-016: if the run has ended meanwhile, a summary of `high` wakes nobody; the full delivery will.
-            let behavior = if then_full { IdleBehavior::Persist } else { IdleBehavior::Wake };
-            let if_idle = IfIdle { behavior, ..if_idle };
-            let outcome = courier.send(&agent, target(if_idle), render::summary(&[&record])).await;
-            let full_at = then_full.then_some(now);
-            change(storage, &thread, record, |record| {
-                record.deliver_at = full_at;
-                record.delivery_reason = Some(decision.reason.to_owned());
-                match &outcome {
-                    Ok(outcome) if matches!(outcome.action, Action::Wake | Action::Deliver | Action::Persist) => {
-                        record.summary_at = None;
-                        record.summary_signal_id = Some(outcome.signal.id.clone());
-                    }
-                    Ok(_) => record.summary_at = Some(now.plus(RETRY_FIRST)),
-                    Err(error) => {
-                        count_failure(record, error, now);
-                        // What failed is the summary: that is what is due again (NOTIF-020).
-                        record.summary_at = record.deliver_at.take();
-                        record.deliver_at = full_at.filter(|_| record.status == "pending");
-                    }
-                }
-            })
-            .await
-        }
-        Show::Later => {
-            change(storage, &thread, record, |record| {
-                record.deliver_at = None;
-                record.summary_at = Some(now);
-                record.delivery_reason = Some(decision.reason.to_owned());
-            })
-            .await
-        }
-    }
-}
-
-struct Decision {
-    show: Show,
-    reason: &'static str,
-}
-
-#[derive(Debug, PartialEq)]
-enum Show {
-    /// The whole notification, now.
-    Full,
-    /// One line now; the whole later, when idle, if asked to.
-    Summary { then_full: bool },
-    /// In a later summary.
-    Later,
-}
-
-/// The built-in default (NOTIF-040 with NOTIF-015).
-fn decide(priority: &str, active: bool) -> Decision {
-    let (show, reason) = match (priority, active) {
-        ("urgent", _) => (Show::Full, "urgent"),
-        ("high", false) => (Show::Full, "idle-high"),
-        ("high", true) => (Show::Summary { then_full: true }, "active-high-summary-then-full"),
-        ("medium", false) => (Show::Full, "idle-medium"),
-        ("medium", true) => (Show::Summary { then_full: false }, "active-batch-summary"),
-        (_, false) => (Show::Later, "idle-low-summary"),
-        (_, true) => (Show::Later, "active-batch-summary"),
-    };
-    Decision { show, reason }
-}
-
-/// Writes what became of a full delivery (NOTIF-005, NOTIF-018, NOTIF-019).
-pub(super) async fn settle(
-    storage: &SharedStorage,
-    thread: &ThreadKey,
+/// A notification whose record is stored, and that is still to be acted on.
+#[derive(Debug)]
+pub(super) struct Stored {
     record: NotificationRecord,
-    reason: &str,
-    outcome: Result<Outcome, Error>,
-    now: Timestamp,
-) -> Result<NotificationRecord, Error> {
-    change(storage, thread, record, |record| match &outcome {
-        Ok(outcome) if matches!(outcome.action, Action::Wake | Action::Deliver | Action::Persist) => {
-            record.delivered_signal_id = Some(outcome.signal.id.clone());
-            record.deliver_at = None;
-            record.summary_at = None;
-            if record.status == "pending" {
-                record.status = "delivered".to_owned();
-                record.delivered_at = Some(now);
-                record.delivery_reason = Some(reason.to_owned());
-            } else {
-                record.last_delivery_attempt_at = Some(now);
-            }
-        }
-        // Busy or dropped: nothing was shown, and trying again does not count as a failure (NOTIF-082).
-        Ok(_) => record.deliver_at = Some(now.plus(RETRY_FIRST)),
-        Err(error) => count_failure(record, error, now),
-    })
-    .await
+    how: CreatedHow,
+    /// The claim's token; `None` if somebody else is just delivering the record.
+    token: Option<String>,
+    if_active: IfActive,
+    if_idle: IfIdle,
 }
 
-/// NOTIF-080 … NOTIF-082.
-fn count_failure(record: &mut NotificationRecord, error: &Error, now: Timestamp) {
-    record.delivery_attempts += 1;
-    record.last_delivery_attempt_at = Some(now);
-    record.last_delivery_error = Some(error.to_string());
-    let permanent = matches!(
-        error,
-        Error::UnknownAgent(_)
-            | Error::InvalidSignal(_)
-            | Error::Invalid { .. }
-            | Error::Configuration(_)
-            | Error::NoMemory(_)
-    );
-    if permanent || record.delivery_attempts >= ATTEMPTS_MAX {
-        if record.status == "pending" {
-            record.status = "failed".to_owned();
-        }
-        record.deliver_at = None;
-        return;
+impl Stored {
+    pub(super) fn id(&self) -> &str {
+        &self.record.id
     }
-    let wait = RETRY_FIRST.saturating_mul(1 << (record.delivery_attempts - 1)).min(RETRY_LAST);
-    // ± 20 %, so that records that failed together do not come back together.
-    let percent = 80 + (uuid::Uuid::new_v4().as_u128() % 41) as u32;
-    record.deliver_at = Some(now.plus(wait * percent / 100));
+
+    pub(super) fn is_duplicate(&self) -> bool {
+        self.how == CreatedHow::Duplicate
+    }
 }
 
-/// Changes the record as it stands in the store by now, which may be further than `known`.
-pub(super) async fn change(
-    storage: &SharedStorage,
-    thread: &ThreadKey,
-    known: NotificationRecord,
-    change: impl FnOnce(&mut NotificationRecord),
-) -> Result<NotificationRecord, Error> {
-    let mut record = find(storage, thread, &known.id).await?.unwrap_or(known);
-    change(&mut record);
-    record.updated_at = Timestamp::now();
-    storage.update_notification(record.clone()).await?;
-    Ok(record)
+/// Wakes the dispatcher if the work ends before its time: what is stored is due by then.
+struct WakeOnDrop<'a>(Option<&'a State>);
+
+impl Drop for WakeOnDrop<'_> {
+    fn drop(&mut self) {
+        if let Some(state) = self.0 {
+            state.wake();
+        }
+    }
 }
 
-/// The thread's record with this id.
-pub(super) async fn find(
-    storage: &SharedStorage,
-    thread: &ThreadKey,
-    id: &str,
-) -> Result<Option<NotificationRecord>, StorageError> {
-    let query = NotificationQuery {
-        thread: thread.clone(),
-        statuses: Vec::new(),
-        priority: None,
-        source: None,
-        limit: SCAN_MAX,
+/// Stores the records, all of them before anything is delivered (NOTIF-012). Each is claimed, and due in a minute should
+/// the delivery never happen (NOTIF-023).
+pub(super) async fn store(
+    courier: &dyn Courier,
+    agent_id: &str,
+    inputs: Vec<NewNotification>,
+) -> Result<Vec<Stored>, Error> {
+    let store = courier.store()?;
+    inputs.iter().try_for_each(validate)?;
+    let mut guard = WakeOnDrop(Some(courier.state()));
+    let mut all = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let now = courier.now();
+        let (if_active, if_idle) = (input.if_active.clone(), input.if_idle.clone());
+        let claim = State::claim(now);
+        let token = claim.token.clone();
+        let new = NewRecord {
+            priority_given: input.priority.is_some(),
+            dedupe_window: input.dedupe_window.unwrap_or(courier.state().options.dedupe_window),
+            claim: Some(claim),
+            record: new_record(courier, agent_id, input),
+        };
+        let created = store.create(new).await?;
+        let token = created.claimed.then_some(token);
+        all.push(Stored { record: created.record, how: created.how, token, if_active, if_idle });
+    }
+    guard.0 = None;
+    Ok(all)
+}
+
+/// Decides on stored records and acts, in order. Never fails: what goes wrong is in the records, and due again.
+pub(super) async fn act_on(courier: &dyn Courier, stored: Vec<Stored>) -> Vec<Notified> {
+    let mut guard = WakeOnDrop(Some(courier.state()));
+    let now = courier.now();
+    let mut states: Vec<(ThreadKey, bool)> = Vec::new();
+    let mut decided = Vec::with_capacity(stored.len());
+    for one in stored {
+        let thread = deliver::thread_of(&one.record);
+        let known = states.iter().find(|(of, _)| *of == thread).map(|(_, is_active)| *is_active);
+        let is_active = match known {
+            Some(is_active) => is_active,
+            None => {
+                let is_active = courier.is_active(&thread).await;
+                states.push((thread, is_active));
+                is_active
+            }
+        };
+        let decision = match (one.how, &one.token) {
+            (CreatedHow::Duplicate, _) => Decision::from(DeliveryAction::Discard).because("duplicate"),
+            // Who delivers it finds that it has grown, and delivers it again.
+            (_, None) => Decision::from(DeliveryAction::Defer).because("merged-into-delivery"),
+            _ => decide(courier, &one.record, is_active).await,
+        };
+        decided.push((one, decision));
+    }
+    let mut notified = Vec::with_capacity(decided.len());
+    let mut wake = false;
+    for (one, decision) in decided {
+        let Some(token) = one.token else {
+            notified.push(Notified { record: one.record, decision, outcome: None });
+            continue;
+        };
+        let known = one.record.clone();
+        let held = Held { record: one.record, token, dispatched: false };
+        let settled = match act(courier, &held, &decision, (one.if_active, one.if_idle)).await {
+            Ok(settled) => settled,
+            Err(error) => {
+                // The record keeps its safety net; its claim runs out by then.
+                tracing::error!(notification = known.id, %error, "what became of a notification could not be written");
+                wake = true;
+                Settled { record: known, outcome: None, error: Some(error.to_string()) }
+            }
+        };
+        wake |= settled.record.due_at().is_some();
+        let outcome = settled.outcome.filter(|outcome| !matches!(outcome.action, Action::Blocked | Action::Discard));
+        notified.push(Notified { record: settled.record, decision, outcome });
+    }
+    guard.0 = guard.0.filter(|_| wake);
+    tracing::trace!(count = notified.len(), at = %now, "notifications were taken in");
+    notified
+}
+
+/// What the agent's policy says about a record.
+pub(super) async fn decide(courier: &dyn Courier, record: &NotificationRecord, is_active: bool) -> Decision {
+    let policy = record.agent_id.as_deref().and_then(|agent| courier.policy(agent));
+    let context = DecideContext { record: record.clone(), is_active, now: courier.now() };
+    policy::resolve(policy.as_deref(), context, courier.state().options.safety_poll).await
+}
+
+/// Does what was decided (NOTIF-015).
+pub(super) async fn act(
+    courier: &dyn Courier,
+    held: &Held,
+    decision: &Decision,
+    (if_active, mut if_idle): (IfActive, IfIdle),
+) -> Result<Settled, Error> {
+    let now = courier.now();
+    if if_idle.options.is_none() {
+        if_idle.options.clone_from(&decision.stream_options);
+    }
+    let quiet = |record| Settled { record, outcome: None, error: None };
+    let change = RecordChange {
+        deliver_at: Some(None),
+        summary_at: Some(None),
+        delivery_reason: Some(decision.reason.clone()),
+        ..held.change(now)
     };
-    Ok(storage.list_notifications(query).await?.into_iter().find(|record| record.id == id))
+    match decision.action {
+        DeliveryAction::Deliver => deliver::full(courier, held, decision, InputMode::Steer, (if_active, if_idle)).await,
+        DeliveryAction::Queue => deliver::full(courier, held, decision, InputMode::Queue, (if_active, if_idle)).await,
+        DeliveryAction::Summarize => {
+            // Without its safety net, a due time that a merged record had stays.
+            let kept = held.record.deliver_at.filter(|_| held.record.delivery_reason.as_deref() != Some(SAFETY_NET));
+            let deliver_at = decision.deliver_at.or(kept);
+            let priority = held.record.priority.as_str();
+            let is_due = decision.summary_at.is_some_and(|at| at <= now);
+            if is_due && (priority == "medium" || (priority == "high" && deliver_at.is_some())) {
+                return summarise(courier, held, decision, deliver_at, if_idle).await;
+            }
+            let change = RecordChange { deliver_at: Some(deliver_at), summary_at: Some(decision.summary_at), ..change };
+            Ok(quiet(held.write(courier, change).await?))
+        }
+        DeliveryAction::Defer => {
+            let change =
+                RecordChange { deliver_at: Some(decision.deliver_at), summary_at: Some(decision.summary_at), ..change };
+            Ok(quiet(held.write(courier, change).await?))
+        }
+        DeliveryAction::Persist => Ok(quiet(held.write(courier, change).await?)),
+        DeliveryAction::Discard => {
+            let change = RecordChange { status: Some("discarded"), ..change };
+            Ok(quiet(held.write(courier, change).await?))
+        }
+    }
 }
 
-async fn create(storage: &SharedStorage, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
-    storage.create_notification(record).await
+/// A summary at ingress (NOTIF-015, NOTIF-016). One that no run has taken in yet is replaced by one that covers its
+/// records too (NOTIF-043).
+async fn summarise(
+    courier: &dyn Courier,
+    held: &Held,
+    decision: &Decision,
+    deliver_at: Option<crate::time::Timestamp>,
+    if_idle: IfIdle,
+) -> Result<Settled, Error> {
+    let store = courier.store()?;
+    let record = &held.record;
+    let (Some(agent_id), thread) = (record.agent_id.as_deref(), held.thread()) else {
+        return deliver::full(courier, held, decision, InputMode::Steer, (IfActive::default(), if_idle)).await;
+    };
+    let slot = courier.state().summary_slot(agent_id, &thread);
+    let mut last = slot.lock().await;
+    let mut earlier = Vec::new();
+    if let Some(last) = last.take() {
+        earlier = withdraw(courier, agent_id, &thread, &last, record).await?;
+    }
+    let covered: Vec<&NotificationRecord> = earlier.iter().chain([record]).collect();
+    let id = signal_id("summary", &covered);
+    store.intend(&[record.key()], &held.token, &id).await?;
+    let mut signal = render::summary(&covered, courier.state().options.render_id);
+    signal.id = Some(id.clone());
+    // NOTIF-016: if the run has ended meanwhile, a summary of `high` wakes nobody; the full delivery will.
+    let behavior = if record.priority == "high" { IdleBehavior::Persist } else { IdleBehavior::Wake };
+    let target = Target { thread: Some(thread), if_idle: IfIdle { behavior, ..if_idle }, ..Target::default() };
+    let sent = courier.send(agent_id, target, signal, InputMode::Steer).await;
+    let now = courier.now();
+    let change = RecordChange {
+        deliver_at: Some(deliver_at),
+        delivery_reason: Some(decision.reason.clone()),
+        ..held.change(now)
+    };
+    match sent {
+        Ok(outcome) if matches!(outcome.action, Action::Wake | Action::Deliver | Action::Persist) => {
+            if !earlier.is_empty() {
+                let change = RecordChange {
+                    only_pending: true,
+                    summary_at: Some(None),
+                    summary_signal_id: Some(id.clone()),
+                    ..RecordChange::at(now)
+                };
+                store.update_all(&deliver::keys(&earlier), change).await?;
+            }
+            let change = RecordChange { summary_at: Some(None), summary_signal_id: Some(id.clone()), ..change };
+            *last = Some(LastSummary { signal_id: id, keys: deliver::keys(covered) });
+            Ok(Settled { record: held.write(courier, change).await?, outcome: Some(outcome), error: None })
+        }
+        Ok(outcome) => {
+            let change = RecordChange { summary_at: Some(Some(now.plus(RETRY_FIRST))), ..change };
+            Ok(Settled { record: held.write(courier, change).await?, outcome: Some(outcome), error: None })
+        }
+        Err(error) => {
+            let mut failed = deliver::failure(courier, held, &error, true, decision.reason.clone());
+            if failed.status.is_none() {
+                failed.deliver_at = Some(deliver_at);
+            }
+            Ok(Settled { record: held.write(courier, failed).await?, outcome: None, error: Some(error.to_string()) })
+        }
+    }
 }
 
+/// Takes the last summary back if no run has it yet; gives its records that are still pending. Until the new one is out,
+/// they are due for a summary, so that a crash in between loses nothing.
+async fn withdraw(
+    courier: &dyn Courier,
+    agent_id: &str,
+    thread: &ThreadKey,
+    last: &LastSummary,
+    new: &NotificationRecord,
+) -> Result<Vec<NotificationRecord>, Error> {
+    if last.keys.len() >= SUMMARY_MAX || !courier.waits(agent_id, thread, &last.signal_id).await {
+        return Ok(Vec::new());
+    }
+    let store = courier.store()?;
+    let now = courier.now();
+    let due = |at| RecordChange { if_status: Some(&["pending"]), summary_at: Some(at), ..RecordChange::at(now) };
+    let own = new.key();
+    let keys: Vec<RecordKey> = last.keys.iter().filter(|key| **key != own).cloned().collect();
+    let pending = store.update_all(&keys, due(Some(now.plus(SAFETY_TIME)))).await?;
+    if courier.withdraw(agent_id, thread, &last.signal_id).await {
+        return Ok(pending);
+    }
+    store.update_all(&deliver::keys(&pending), due(None)).await?;
+    Ok(Vec::new())
+}
+
+/// NOTIF-006.
 fn validate(input: &NewNotification) -> Result<(), Error> {
+    let wrong = |field: &str, message: String| Err(Error::invalid(field, format!("notification_invalid: {message}")));
     for (field, text) in [("source", &input.source), ("kind", &input.kind), ("summary", &input.summary)] {
         if text.trim().is_empty() {
-            return Err(Error::invalid(field, format!("notification {field} must not be empty")));
+            return wrong(field, format!("{field} must not be empty"));
         }
     }
     if let Some(priority) = &input.priority
-        && !["low", "medium", "high", "urgent"].contains(&priority.as_str())
+        && !NOTIFICATION_PRIORITIES.contains(&priority.as_str())
     {
-        let message = format!("notification priority is {priority}; it must be low, medium, high or urgent");
-        return Err(Error::invalid("priority", message));
+        return wrong("priority", format!("priority is {priority}; it must be low, medium, high or urgent"));
     }
     if let Some(attributes) = &input.attributes {
         validate_attributes(&attributes.iter().map(|(name, value)| (name.clone(), value.clone())).collect())?;
@@ -234,61 +299,13 @@ fn validate(input: &NewNotification) -> Result<(), Error> {
     let size = input.payload.as_ref().map_or(0, |payload| payload.to_string().len())
         + input.metadata.as_ref().map_or(0, |metadata| serde_json::to_string(metadata).map_or(0, |text| text.len()));
     if size > PAYLOAD_MAX {
-        let message = format!("notification payload and metadata have {size} bytes; at most {PAYLOAD_MAX} are kept");
-        return Err(Error::invalid("payload", message));
+        return wrong("payload", format!("payload and metadata have {size} bytes; at most {PAYLOAD_MAX} are kept"));
     }
     Ok(())
 }
 
-/// The pending record that this one is merged into (NOTIF-030): by `dedupe_key` before `coalesce_key`, then the one
-/// that changed last (NOTIF-033).
-async fn mergeable(
-    storage: &SharedStorage,
-    agent_id: &str,
-    input: &NewNotification,
-) -> Result<Option<NotificationRecord>, StorageError> {
-    let key = |key: &Option<String>| key.clone().filter(|key| !key.is_empty());
-    let (dedupe, coalesce) = (key(&input.dedupe_key), key(&input.coalesce_key));
-    if dedupe.is_none() && coalesce.is_none() {
-        return Ok(None);
-    }
-    let query = NotificationQuery {
-        thread: input.thread.clone(),
-        statuses: vec!["pending".to_owned()],
-        priority: None,
-        source: Some(input.source.clone()),
-        limit: SCAN_MAX,
-    };
-    let found = storage.list_notifications(query).await?;
-    let matches = |record: &&NotificationRecord| {
-        record.kind == input.kind
-            && record.agent_id.as_deref() == Some(agent_id)
-            && record.resource_id.as_deref() == input.thread.resource_id.as_deref()
-    };
-    let newest = |same: &dyn Fn(&NotificationRecord) -> bool| {
-        let candidates = found.iter().filter(matches).filter(|record| same(record));
-        candidates.max_by_key(|record| record.updated_at).cloned()
-    };
-    Ok(newest(&|record| dedupe.is_some() && record.dedupe_key == dedupe)
-        .or_else(|| newest(&|record| coalesce.is_some() && record.coalesce_key == coalesce)))
-}
-
-/// NOTIF-031.
-fn merge(mut record: NotificationRecord, input: NewNotification, now: Timestamp) -> NotificationRecord {
-    record.summary = input.summary;
-    record.payload = input.payload.or(record.payload);
-    record.priority = input.priority.unwrap_or(record.priority);
-    for (held, given) in [(&mut record.attributes, input.attributes), (&mut record.metadata, input.metadata)] {
-        if let Some(given) = given {
-            held.get_or_insert_default().extend(given);
-        }
-    }
-    record.coalesced_count += 1;
-    record.updated_at = now;
-    record
-}
-
-fn new_record(agent_id: &str, input: NewNotification, now: Timestamp) -> NotificationRecord {
+fn new_record(courier: &dyn Courier, agent_id: &str, input: NewNotification) -> NotificationRecord {
+    let now = courier.now();
     NotificationRecord {
         id: uuid::Uuid::new_v4().to_string(),
         thread_id: input.thread.thread_id.to_string(),
@@ -313,9 +330,9 @@ fn new_record(agent_id: &str, input: NewNotification, now: Timestamp) -> Notific
         dismissed_at: None,
         archived_at: None,
         discarded_at: None,
-        deliver_at: Some(now.plus(SAFETY_NET)),
+        deliver_at: Some(now.plus(SAFETY_TIME)),
         summary_at: None,
-        delivery_reason: None,
+        delivery_reason: Some(SAFETY_NET.to_owned()),
         delivery_attempts: 0,
         last_delivery_attempt_at: None,
         last_delivery_error: None,

@@ -14,8 +14,8 @@ const RESERVED: [&str; 7] = ["id", "source", "type", "kind", "priority", "status
 const PAYLOAD_MAX: usize = 4096;
 
 /// The full notification (NOTIF-050, NOTIF-058 as ruling 8 has it): the seed's four attributes, then the sender's, then
-/// the count. Ids are in the metadata only.
-pub(super) fn full(record: &NotificationRecord) -> SignalInput {
+/// the count, and last its id if ids are shown. Ids are in the metadata in any case.
+pub(super) fn full(record: &NotificationRecord, render_id: bool) -> SignalInput {
     let mut attributes = Attributes::new();
     for (name, value) in
         [("source", &*record.source), ("type", &*record.kind), ("priority", &*record.priority), ("status", "delivered")]
@@ -29,6 +29,9 @@ pub(super) fn full(record: &NotificationRecord) -> SignalInput {
     }
     if record.coalesced_count > 1 {
         attributes.insert("coalescedCount".to_owned(), json!(record.coalesced_count));
+    }
+    if render_id {
+        attributes.insert("id".to_owned(), json!(record.id));
     }
     let mut notification = Object::new();
     notification.insert("signal".into(), json!("notification"));
@@ -50,8 +53,8 @@ pub(super) fn full(record: &NotificationRecord) -> SignalInput {
 }
 
 /// The full notification with its payload below the summary, as `read` shows it (NOTIF-103).
-pub(super) fn with_payload(record: &NotificationRecord) -> SignalInput {
-    let input = full(record);
+pub(super) fn with_payload(record: &NotificationRecord, render_id: bool) -> SignalInput {
+    let input = full(record, render_id);
     let summary_only = record.metadata.as_ref().and_then(|metadata| metadata.get("render")) == Some(&json!("summary"));
     match &record.payload {
         Some(payload) if !summary_only && !payload.is_null() => {
@@ -63,7 +66,7 @@ pub(super) fn with_payload(record: &NotificationRecord) -> SignalInput {
 }
 
 /// The summary of pending records, sources in order of first appearance (NOTIF-053 … NOTIF-055, NOTIF-058).
-pub(super) fn summary(records: &[&NotificationRecord]) -> SignalInput {
+pub(super) fn summary(records: &[&NotificationRecord], render_priority: bool) -> SignalInput {
     let mut by_source: indexmap::IndexMap<&str, usize> = indexmap::IndexMap::new();
     let mut by_priority: indexmap::IndexMap<&str, usize> = indexmap::IndexMap::new();
     for record in records {
@@ -86,9 +89,13 @@ pub(super) fn summary(records: &[&NotificationRecord]) -> SignalInput {
             "pending": records.len(), "bySource": by_source, "byPriority": by_priority, "notificationIds": ids},
         "notificationIds": ids,
     });
+    let mut attributes: Attributes = [("pending".to_owned(), json!(records.len()))].into_iter().collect();
+    if let Some(priority) = highest.filter(|_| render_priority) {
+        attributes.insert("priority".to_owned(), json!(priority));
+    }
     SignalInput {
         tag_name: Some("notification-summary".to_owned()),
-        attributes: Some([("pending".to_owned(), json!(records.len()))].into()),
+        attributes: Some(attributes),
         metadata: metadata.as_object().cloned(),
         ..SignalInput::new("notification", text.join(", "))
     }

@@ -1,19 +1,18 @@
 //! The guards of a run: input processors, and waiting for an agent's code without being deaf to a stop.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{sync::Arc, task::Poll, time::Duration};
 
-use futures::FutureExt;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::{machine::RunEvent, prepare::Prepared};
+use super::machine::RunEvent;
 use crate::{
-    chunk::TripwirePayload,
+    chunk::{ErrorInfo, TripwirePayload},
     message::StoredMessage,
-    processor::{ProcessInput, ProcessorError},
+    processor::{Desk, Input, Runner, Stop},
+    signal::Signal,
     storage::InboxEntry,
     thread::RunShared,
-    time::Timestamp,
 };
 
 /// Processors that have no answer are let go this long after an abort (SIG-312).
@@ -46,6 +45,14 @@ impl Watch {
     /// The outcome of `work`, unless something ends the wait; `work` is dropped then.
     pub(super) async fn wait<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Cut> {
         tokio::pin!(work);
+        // Most hooks answer at once: nothing needs to be watched then.
+        let at_once = std::future::poll_fn(|context| match work.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => Poll::Ready(None),
+        });
+        if let Some(done) = at_once.await {
+            return Ok(done);
+        }
         loop {
             tokio::select! {
                 biased;
@@ -65,68 +72,105 @@ impl Watch {
     }
 }
 
-/// Judges what starts a run: a refusal stops the run before it begins.
+/// Judges what starts a run: a refusal stops the run before it begins. What is left of the input is what counts.
 pub(super) async fn guard_first(
-    prepared: &Prepared,
+    runner: &mut Runner,
+    desk: &mut dyn Desk,
     watch: &mut Watch,
-    now: Timestamp,
     entries: Vec<InboxEntry>,
     messages: Vec<StoredMessage>,
-) -> Result<RunEvent, Cut> {
+) -> Result<(RunEvent, Vec<String>), Cut> {
+    let now = desk.now();
     let mut seen: Vec<StoredMessage> = messages.clone();
     seen.extend(entries.iter().map(|entry| entry.signal.to_stored(None, now)));
-    let direct = messages.len();
-    Ok(match guard(prepared, watch, &mut seen).await? {
-        Ok(()) => {
-            seen.truncate(direct);
-            RunEvent::Drained { inputs: entries, rejected: Vec::new(), messages: seen }
-        }
-        Err(tripwire) => RunEvent::Tripped { tripwire, inputs: entries, messages },
-    })
+    let mut input = Input { messages: seen, ..Input::default() };
+    if let Err((tripwire, error)) = guard(runner, desk, watch, &mut input).await? {
+        return Ok((RunEvent::Tripped { tripwire, error, inputs: entries, messages }, Vec::new()));
+    }
+    let (inputs, rejected, left) = sort_out(entries, input.messages);
+    if inputs.is_empty() && left.is_empty() {
+        // Nothing is left to answer.
+        let inputs = rejected.into_iter().map(|(entry, _)| entry).collect();
+        return Ok((RunEvent::Tripped { tripwire: filtered(), error: None, inputs, messages }, Vec::new()));
+    }
+    Ok((RunEvent::Drained { inputs, rejected, messages: left }, input.system))
 }
 
 /// Input that arrives mid-run is judged one by one; a refusal drops that input only (SIG-208, ruling 35).
 pub(super) async fn guard_later(
-    prepared: &Prepared,
+    runner: &mut Runner,
+    desk: &mut dyn Desk,
     watch: &mut Watch,
-    now: Timestamp,
     entries: Vec<InboxEntry>,
 ) -> Result<RunEvent, Cut> {
+    let now = desk.now();
     let (mut inputs, mut rejected) = (Vec::new(), Vec::new());
     for entry in entries {
-        let mut seen = vec![entry.signal.to_stored(None, now)];
-        match guard(prepared, watch, &mut seen).await? {
-            Ok(()) => inputs.push(entry),
-            Err(tripwire) => rejected.push((entry, tripwire)),
+        let messages = vec![entry.signal.to_stored(None, now)];
+        let mut input = Input { messages, mid_run: true, ..Input::default() };
+        match guard(runner, desk, watch, &mut input).await? {
+            Ok(()) => {
+                let (kept, out, _) = sort_out(vec![entry], input.messages);
+                inputs.extend(kept);
+                rejected.extend(out);
+            }
+            Err((tripwire, _)) => rejected.push((entry, tripwire)),
         }
     }
     Ok(RunEvent::Drained { inputs, rejected, messages: Vec::new() })
 }
 
-/// What the processors say. One that has no answer when the run is aborted has refused (ruling 35, SIG-312).
-async fn guard(
-    prepared: &Prepared,
-    watch: &mut Watch,
-    messages: &mut Vec<StoredMessage>,
-) -> Result<Result<(), TripwirePayload>, Cut> {
-    for processor in &prepared.agent.inner().input_processors {
-        let mut input = ProcessInput { messages, request_context: &prepared.options.request_context };
-        let judged = watch.wait(AssertUnwindSafe(processor.process_input(&mut input)).catch_unwind()).await;
-        let failed = |why: &str| Err(ProcessorError::Failed(why.to_owned()));
-        let judged = match judged {
-            Ok(judged) => judged.unwrap_or_else(|_| failed("the processor panicked")),
-            Err(Cut::Aborted) => failed("the run was stopped before the processor had answered"),
-            Err(cut) => return Err(cut),
-        };
-        if let Err(error) = judged {
-            let processor_id = processor.id().to_owned();
-            return Ok(Err(error.into_payload(&processor_id).unwrap_or_else(|reason| {
-                tracing::error!(processor = processor_id, reason, "an input processor failed; input is held back");
-                TripwirePayload { reason, retry: false, processor_id: processor_id.clone(), metadata: None }
-            })));
+/// Which signals are left, as they were changed; which were taken out; which messages are no signals.
+fn sort_out(
+    entries: Vec<InboxEntry>,
+    messages: Vec<StoredMessage>,
+) -> (Vec<InboxEntry>, Vec<(InboxEntry, TripwirePayload)>, Vec<StoredMessage>) {
+    let (mut inputs, mut rejected) = (Vec::new(), Vec::new());
+    let (signals, left): (Vec<_>, Vec<_>) =
+        messages.into_iter().partition(|message| entries.iter().any(|entry| entry.signal.id == message.id));
+    for mut entry in entries {
+        match signals.iter().find(|message| message.id == entry.signal.id) {
+            None => rejected.push((entry, filtered())),
+            Some(message) => {
+                // Only what a message says can be changed; who sent it and what it is stays.
+                if let Some(changed) = Signal::from_stored(message) {
+                    entry.signal.contents = changed.contents;
+                    entry.signal.attributes = changed.attributes;
+                }
+                inputs.push(entry);
+            }
         }
     }
-    Ok(Ok(()))
+    (inputs, rejected, left)
+}
+
+fn filtered() -> TripwirePayload {
+    let reason = "filtered out by an input processor".to_owned();
+    TripwirePayload { reason, retry: false, processor_id: "input".to_owned(), metadata: None }
+}
+
+/// What the processors say. One that has no answer when the run is aborted has refused (ruling 35, SIG-312).
+async fn guard(
+    runner: &mut Runner,
+    desk: &mut dyn Desk,
+    watch: &mut Watch,
+    input: &mut Input,
+) -> Result<Result<(), (TripwirePayload, Option<ErrorInfo>)>, Cut> {
+    let held =
+        |processor_id: String, reason: String| TripwirePayload { reason, retry: false, processor_id, metadata: None };
+    match watch.wait(runner.input(desk, input)).await {
+        Ok(Ok(())) => Ok(Ok(())),
+        Ok(Err(Stop::Tripwire(tripwire))) => Ok(Err((tripwire, None))),
+        Ok(Err(Stop::Failed { processor_id, error })) => {
+            Ok(Err((held(processor_id, error.message.clone()), Some(error))))
+        }
+        Err(Cut::Aborted) => {
+            let processor_id = runner.working().unwrap_or_default();
+            let reason = format!("the run was stopped before processor {processor_id} had answered");
+            Ok(Err((held(processor_id, reason), None)))
+        }
+        Err(cut) => Err(cut),
+    }
 }
 
 /// Waits until `deadline`; forever without one.

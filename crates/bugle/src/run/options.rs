@@ -13,6 +13,7 @@ use crate::{
     json::Object,
     message::StoredMessage,
     model::{ModelSettings, SharedModel},
+    processor::{InputStep, Processors},
     run::{RunOutput, StepSummary},
     scorer::{LiveScorer, TaskCompletion},
     subagent::{Delegation, IterationHook},
@@ -113,6 +114,21 @@ pub struct RunOptions {
     /// Replaces the agent's completion check.
     #[serde(skip)]
     pub is_task_complete: Option<TaskCompletion>,
+    /// In the place of the agent's input processors (PROC-003).
+    #[serde(skip)]
+    pub input_processors: Option<Processors>,
+    /// In the place of the agent's output processors.
+    #[serde(skip)]
+    pub output_processors: Option<Processors>,
+    /// In the place of the agent's error processors.
+    #[serde(skip)]
+    pub error_processors: Option<Processors>,
+    /// How often processors may have a step tried again; the agent's if absent (PROC-053).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_processor_retries: Option<u32>,
+    /// Called before each model request, after the input-step processors (PROC-043).
+    #[serde(skip)]
+    pub prepare_step: Option<PrepareStep>,
     /// Score the run once it has ended, by key; replaces the agent's (SCO-080).
     #[serde(skip)]
     pub scorers: Option<IndexMap<String, LiveScorer>>,
@@ -171,6 +187,11 @@ impl RunOptions {
             stop_when: if self.stop_when.is_empty() { &base.stop_when } else { &self.stop_when }.clone(),
             hooks,
             is_task_complete: either(&self.is_task_complete, &base.is_task_complete),
+            input_processors: either(&self.input_processors, &base.input_processors),
+            output_processors: either(&self.output_processors, &base.output_processors),
+            error_processors: either(&self.error_processors, &base.error_processors),
+            max_processor_retries: self.max_processor_retries.or(base.max_processor_retries),
+            prepare_step: either(&self.prepare_step, &base.prepare_step),
             scorers: either(&self.scorers, &base.scorers),
             abort: either(&self.abort, &base.abort),
         }
@@ -431,6 +452,16 @@ impl StopCondition {
 impl fmt::Debug for StopCondition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("StopCondition(..)")
+    }
+}
+
+/// Changes a request before it is prepared (PROC-043). One that panics fails the run.
+#[derive(Clone)]
+pub struct PrepareStep(pub Arc<dyn Fn(&mut InputStep) + Send + Sync>);
+
+impl fmt::Debug for PrepareStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PrepareStep(..)")
     }
 }
 

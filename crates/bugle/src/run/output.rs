@@ -35,6 +35,9 @@ pub struct StepSummary {
     /// Which model answered.
     #[serde(default)]
     pub response: ResponseMetadata,
+    /// A processor rejected it and had it tried again; its text is no part of the answer (PROC-054).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tripwire: Option<TripwirePayload>,
 }
 
 /// The settled result of a run (LOOP-163).

@@ -37,6 +37,8 @@ pub(super) struct Prepared {
     pub(super) memory: MemoryOptions,
     pub(super) system: Vec<PromptMessage>,
     pub(super) history: Vec<StoredMessage>,
+    /// The thread holds more than the history.
+    pub(super) history_cut: bool,
     /// Remembered messages whose calls the input has completed.
     pub(super) completed: Vec<MessageId>,
     pub(super) first_messages: Vec<StoredMessage>,
@@ -107,9 +109,9 @@ pub(super) async fn prepare(
         return Err(ErrorInfo::new("ModelConfigurationError", message));
     }
     let thread = link.map(|link| link.key.clone()).or_else(|| detached?.thread.clone());
-    let mut history = match &thread {
+    let (mut history, history_cut) = match &thread {
         // A delegated run begins without, unless it keeps its thread (SUB-046); one that goes on has all it needs.
-        Some(_) if detached.is_some_and(|detached| !detached.remembers || snapshot.is_some()) => Vec::new(),
+        Some(_) if detached.is_some_and(|detached| !detached.remembers || snapshot.is_some()) => (Vec::new(), false),
         Some(thread) if agent.memory().is_some() || detached.is_some() => {
             let completes = match &kind {
                 SeedKind::Direct(input) => !input.tool_results.is_empty(),
@@ -118,7 +120,7 @@ pub(super) async fn prepare(
             };
             load_history(&storage, thread, &memory, snapshot.as_ref(), completes).await?
         }
-        _ => Vec::new(),
+        _ => (Vec::new(), false),
     };
     let mut completed = Vec::new();
     let mut first_messages = Vec::new();
@@ -165,6 +167,7 @@ pub(super) async fn prepare(
         memory,
         system,
         history,
+        history_cut,
         completed,
         first_messages,
         completion: completion.filter(|completion| !completion.scorers.is_empty()),
@@ -204,7 +207,7 @@ async fn load_history(
     memory: &MemoryOptions,
     snapshot: Option<&RunSnapshot>,
     completes_calls: bool,
-) -> Result<Vec<StoredMessage>, ErrorInfo> {
+) -> Result<(Vec<StoredMessage>, bool), ErrorInfo> {
     let own = snapshot.map_or(0, |snapshot| u32::try_from(snapshot.own.len()).unwrap_or(u32::MAX));
     let mut wanted = memory.last_messages.count().saturating_add(own);
     if completes_calls {
@@ -212,11 +215,13 @@ async fn load_history(
         wanted = wanted.max(2);
     }
     if wanted == 0 {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), true));
     }
     let rows = storage.recent_messages(thread, wanted.saturating_add(HISTORY_EXTRA)).await;
     let rows = rows.map_err(|error| storage_error(&error))?;
-    Ok(history_window(&rows, wanted as usize).to_vec())
+    let window = history_window(&rows, wanted as usize);
+    let cut = window.len() < rows.len() || rows.len() >= wanted.saturating_add(HISTORY_EXTRA) as usize;
+    Ok((window.to_vec(), cut))
 }
 
 /// A plain run's input against what is stored: results complete calls, resent messages are left out (MEM-060).

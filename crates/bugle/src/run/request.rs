@@ -47,6 +47,8 @@ pub(crate) struct Request {
     first_deadline: Option<Instant>,
     answered: bool,
     visible: bool,
+    /// A model that failed for good is told before the next one is asked (PROC-062).
+    asks: bool,
 }
 
 enum State {
@@ -73,9 +75,52 @@ impl Request {
             first_deadline: None,
             answered: false,
             visible: false,
+            asks: false,
         };
         this.connect();
         this
+    }
+
+    /// Tells of a model that failed for good before the next one is asked.
+    #[must_use]
+    pub(crate) fn asking(mut self, asks: bool) -> Self {
+        self.asks = asks;
+        self
+    }
+
+    /// An answer in the model's place (PROC-014).
+    pub(crate) fn replay(models: Vec<ModelEntry>, at: usize, events: Vec<ModelEvent>, streaming: bool) -> Self {
+        Self {
+            models,
+            at,
+            request: None,
+            streaming,
+            default_retries: 0,
+            tries: 0,
+            state: State::Streaming(futures::stream::iter(events.into_iter().map(Ok)).boxed()),
+            timeouts: Timeouts::default(),
+            step_deadline: None,
+            first_deadline: None,
+            answered: false,
+            visible: false,
+            asks: false,
+        }
+    }
+
+    /// The models it may ask.
+    pub(crate) fn models(&self) -> &[ModelEntry] {
+        &self.models
+    }
+
+    /// Goes on with the next model after a failure was told. `false` if there is none.
+    pub(crate) fn next_model(&mut self) -> bool {
+        if self.visible || self.at + 1 >= self.models.len() || self.request.is_none() {
+            return false;
+        }
+        self.at += 1;
+        self.tries = 0;
+        self.connect();
+        true
     }
 
     /// Which model is asked.
@@ -214,7 +259,7 @@ impl Request {
             self.first_deadline = None;
             return None;
         }
-        if self.at + 1 < self.models.len() {
+        if self.at + 1 < self.models.len() && !self.asks {
             tracing::warn!(%error, "model failed; trying the next one");
             self.at += 1;
             self.tries = 0;

@@ -234,6 +234,90 @@ impl Response {
         event
     }
 
+    /// Keeps a payload that has passed the stream hooks. Calls are those of `raw`, where they are known there.
+    pub(crate) fn record(&mut self, payload: &Payload, raw: &Self) {
+        self.committed |= raw.committed;
+        match payload {
+            Payload::TextStart { id, provider_metadata } => {
+                let metadata = provider_metadata.clone();
+                self.blocks.push(Block::Text { id: id.clone(), text: String::new(), metadata, open: true });
+            }
+            Payload::TextDelta { id, text, .. } => match self.open_text(id) {
+                Some(held) => held.push_str(text),
+                None => {
+                    let block = Block::Text { id: id.clone(), text: text.clone(), metadata: None, open: true };
+                    self.blocks.push(block);
+                }
+            },
+            Payload::TextEnd { id, provider_metadata } => {
+                self.close(id, provider_metadata.clone());
+            }
+            Payload::ReasoningStart { id, provider_metadata } => {
+                let metadata = provider_metadata.clone();
+                self.blocks.push(Block::Reasoning { id: id.clone(), text: String::new(), metadata, open: true });
+            }
+            Payload::ReasoningDelta { id, text, .. } => match self.open_reasoning(id) {
+                Some(held) => held.push_str(text),
+                None => {
+                    let block = Block::Reasoning { id: id.clone(), text: text.clone(), metadata: None, open: true };
+                    self.blocks.push(block);
+                }
+            },
+            Payload::ReasoningEnd { id, provider_metadata, .. } => {
+                self.close(id, provider_metadata.clone());
+            }
+            Payload::ToolCall(call) => {
+                let known = raw.latest_call(&call.tool_call_id);
+                // Arguments that are no JSON are shown as their text and stay none.
+                let shown = known.map(Call::shown_args);
+                let args = match known {
+                    Some(known) if shown.as_ref() == Some(&call.args) => known.args.clone(),
+                    _ => Some(call.args.clone()),
+                };
+                self.blocks.push(Block::Call(Call {
+                    provider_id: known.map_or_else(|| call.tool_call_id.clone(), |known| known.provider_id.clone()),
+                    id: call.tool_call_id.clone(),
+                    name: call.tool_name.clone(),
+                    input: known.map(|known| known.input.clone()).unwrap_or_default(),
+                    args,
+                    complete: true,
+                    provider_executed: call.provider_executed == Some(true),
+                    metadata: call.provider_metadata.clone(),
+                }));
+            }
+            Payload::ToolResult(result) if result.provider_executed == Some(true) => {
+                self.blocks.push(Block::Result {
+                    id: result.tool_call_id.clone(),
+                    name: result.tool_name.clone(),
+                    result: result.result.clone(),
+                    is_error: result.is_error == Some(true),
+                });
+            }
+            Payload::Source(source) => self.blocks.push(Block::Source(json!({
+                "type": "source",
+                "source": { "sourceType": source.source_type, "id": source.id, "url": source.url, "title": source.title },
+            }))),
+            Payload::File { data, mime_type, .. } => {
+                self.blocks.push(Block::File { data: data.clone(), media_type: mime_type.clone() });
+            }
+            _ => {}
+        }
+    }
+
+    /// Puts another text in the place of all text.
+    pub(crate) fn rewrite_text(&mut self, new: &str) {
+        let mut new = Some(new);
+        for block in &mut self.blocks {
+            if let Block::Text { text, .. } = block {
+                new.take().unwrap_or_default().clone_into(text);
+            }
+        }
+        if let Some(new) = new.filter(|new| !new.is_empty()) {
+            let id = MessageId::fresh().to_string();
+            self.blocks.push(Block::Text { id, text: new.to_owned(), metadata: None, open: false });
+        }
+    }
+
     /// The end of every block the client has seen open (SIG-233).
     pub(crate) fn close_all(&mut self) -> Vec<Payload> {
         let mut out = Vec::new();

@@ -33,6 +33,20 @@ pub(crate) struct RunSettings {
     pub(crate) structured_output: Option<StructuredOutput>,
     /// The run's messages are stored; else a parked run keeps them itself.
     pub(crate) stores: bool,
+    pub(crate) judges: Judges,
     /// The options as a recovered run will need them.
     pub(crate) stored_options: Value,
+}
+
+/// Where processors have a say in the loop.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Judges {
+    /// Chunks pass hooks before they count.
+    pub(crate) stream: bool,
+    /// Steps are judged before their tools run.
+    pub(crate) step: bool,
+    /// The answer is judged before its last write.
+    pub(crate) result: bool,
+    /// How often a rejected step is tried again; never if nobody says (PROC-053).
+    pub(crate) retries: Option<u32>,
 }

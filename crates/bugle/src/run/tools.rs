@@ -69,12 +69,7 @@ impl ToolTable {
             }
             tools.entry(name.clone()).or_insert(tool);
         }
-        let choice = match &options.tool_choice {
-            None | Some(ToolChoiceOption::Mode(ToolChoiceMode::Auto)) => ToolChoice::Auto,
-            Some(ToolChoiceOption::Mode(ToolChoiceMode::None)) => ToolChoice::None,
-            Some(ToolChoiceOption::Mode(ToolChoiceMode::Required)) => ToolChoice::Required,
-            Some(ToolChoiceOption::Tool { tool_name, .. }) => ToolChoice::Tool(tool_name.clone()),
-        };
+        let choice = choice_of(options.tool_choice.as_ref());
         Self {
             tools,
             active: options.active_tools.clone(),
@@ -84,6 +79,21 @@ impl ToolTable {
             approve_when: options.approve_when.clone(),
             strategy: options.tool_strategy.unwrap_or_default(),
         }
+    }
+
+    /// The tools of one step, as processors want them (PROC-040).
+    pub(crate) fn for_step(
+        &self,
+        tools: IndexMap<String, Tool>,
+        active: Option<Vec<String>>,
+        choice: Option<&ToolChoiceOption>,
+    ) -> Self {
+        Self { tools, active, choice: choice_of(choice), ..self.clone() }
+    }
+
+    /// All tools, by the name the model knows.
+    pub(crate) fn all(&self) -> &IndexMap<String, Tool> {
+        &self.tools
     }
 
     /// Adds the tools that delegate; one replaces a tool of the same name (SUB-005).
@@ -193,7 +203,7 @@ impl ToolTable {
         };
         let mut resume_data = None;
         let mut below = None;
-        match run.resume {
+        match run.resume.clone() {
             // It has been checked and asked for before.
             Some(ToolResume::Approved) => {}
             Some(ToolResume::Data(data)) => {
@@ -281,6 +291,15 @@ fn schema_text(schema: &Value) -> String {
     with_dialect.insert("$schema".to_owned(), "http://json-schema.org/draft-07/schema#".into());
     with_dialect.extend(fields.clone());
     Value::Object(with_dialect).to_string()
+}
+
+fn choice_of(option: Option<&ToolChoiceOption>) -> ToolChoice {
+    match option {
+        None | Some(ToolChoiceOption::Mode(ToolChoiceMode::Auto)) => ToolChoice::Auto,
+        Some(ToolChoiceOption::Mode(ToolChoiceMode::None)) => ToolChoice::None,
+        Some(ToolChoiceOption::Mode(ToolChoiceMode::Required)) => ToolChoice::Required,
+        Some(ToolChoiceOption::Tool { tool_name, .. }) => ToolChoice::Tool(tool_name.clone()),
+    }
 }
 
 /// A tool that panicked has failed (LOOP-080).

@@ -177,6 +177,11 @@ impl Transcript {
         self.messages.iter().map(|message| message.created_at).max()
     }
 
+    /// The newest time it has given to a message: they grow, so that it is one of the last.
+    pub(crate) fn newest_placed(&self) -> Option<Timestamp> {
+        self.messages.iter().rev().take(4).map(|message| message.created_at).max()
+    }
+
     /// Adds context that is never stored.
     pub(crate) fn add_context(&mut self, message: StoredMessage) {
         self.push(message, Mark { origin: Origin::Context, ephemeral: true, dirty: false });
@@ -305,6 +310,52 @@ impl Transcript {
             dirty.push(message.clone());
         }
         dirty
+    }
+
+    /// Whether the message is one of the run.
+    pub(crate) fn is_own(&self, id: &MessageId) -> bool {
+        let found = self.messages.iter().position(|message| message.id == *id);
+        found.is_some_and(|at| self.marks[at].origin == Origin::Own)
+    }
+
+    /// Takes a message out of the conversation of this run; a stored row stays. `false` if there is none.
+    pub(crate) fn remove_message(&mut self, id: &MessageId) -> bool {
+        let found = self.messages.iter().position(|message| message.id == *id);
+        found.map(|at| self.remove(at)).is_some()
+    }
+
+    /// Changes a message of this run's conversation. `false` if there is none.
+    pub(crate) fn replace_message(&mut self, message: StoredMessage) -> bool {
+        let Some(at) = self.messages.iter().position(|known| known.id == message.id) else { return false };
+        if self.messages[at] != message {
+            self.messages[at] = message;
+            self.marks[at].dirty = self.marks[at].origin == Origin::Own && !self.marks[at].ephemeral;
+        }
+        true
+    }
+
+    /// Puts messages of earlier, which are not stored again, before all others (STATE-036).
+    pub(crate) fn put_back(&mut self, messages: Vec<StoredMessage>) {
+        let count = messages.len();
+        self.messages.splice(0..0, messages);
+        let mark = Mark { origin: Origin::Context, ephemeral: true, dirty: false };
+        self.marks.splice(0..0, std::iter::repeat_n(mark, count));
+        self.open = self.open.map(|open| open + count);
+    }
+
+    /// How many parts the answer under construction has.
+    pub(crate) fn open_answer_parts(&self) -> usize {
+        self.open.map_or(0, |open| self.messages[open].content.parts.len())
+    }
+
+    /// Takes the last parts out of the answer under construction; an answer without any is none.
+    pub(crate) fn truncate_open_answer(&mut self, parts: usize) {
+        let Some(open) = self.open else { return };
+        self.messages[open].content.parts.truncate(parts);
+        self.marks[open].dirty = true;
+        if parts == 0 {
+            self.remove(open);
+        }
     }
 
     /// Whether a call with this id exists already (LOOP-079).

@@ -6,8 +6,8 @@ use tokio::sync::oneshot;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    AbortOptions, ActiveBehavior, Bugle, CancelSelector, EditInput, Message, PendingInput, PromoteTo, Promoted,
-    RunInput, Sent, SubscribeOptions, Target,
+    AbortOptions, ActiveBehavior, Bugle, CancelSelector, EditInput, IdleBehavior, Message, PendingInput, PromoteTo,
+    Promoted, RunInput, Sent, SubscribeOptions, Target,
 };
 use crate::{
     agent::Agent,
@@ -106,12 +106,16 @@ impl AgentHandle {
         self.hand_over(target.into(), signal, InputMode::Queue).await
     }
 
-    async fn hand_over(&self, target: Target, signal: SignalInput, mode: InputMode) -> Result<Sent, Error> {
+    pub(super) async fn hand_over(&self, target: Target, signal: SignalInput, mode: InputMode) -> Result<Sent, Error> {
         let inner = &self.bugle.inner;
         if inner.is_draining() {
             return Err(Error::Draining);
         }
         let (thread, by_run) = self.find_target(&target, mode)?;
+        if target.if_active.behavior == ActiveBehavior::Discard || target.if_idle.behavior == IdleBehavior::Discard {
+            // What is dropped meets no store that would refuse it (SIG-364).
+            self.check_owner(&thread).await?;
+        }
         let now = inner.clock.now();
         let mut signal = signal.normalise(MessageId::fresh, now)?;
         if signal.created_at > now.plus(CLOCK_SKEW) {
@@ -176,6 +180,13 @@ impl AgentHandle {
         match (&target.thread, of_run, &target.run_id) {
             (Some(given), Some(found), Some(run_id)) if given.thread_id != found.thread_id => {
                 Err(Error::RunNotOnThread { run_id: run_id.clone(), thread: given.thread_id.to_string() })
+            }
+            (Some(given), Some(found), _)
+                if given.resource_id.is_some()
+                    && found.resource_id.is_some()
+                    && given.resource_id != found.resource_id =>
+            {
+                Err(foreign(&found, given).into())
             }
             (given, Some(found), _) => {
                 let complete = given.as_ref().is_some_and(|given| given.resource_id.is_some());
@@ -478,4 +489,13 @@ impl Drop for StopOnDrop {
 fn message_input(message: Message) -> SignalInput {
     let Message { contents, attributes, metadata, provider_options, id } = message;
     SignalInput { id, attributes, metadata, provider_options, ..SignalInput::message(contents) }
+}
+
+/// A resource was named that the run's thread does not belong to (SIG-364).
+fn foreign(thread: &ThreadKey, given: &ThreadKey) -> StorageError {
+    StorageError::ThreadOwnership {
+        thread: thread.thread_id.to_string(),
+        owner: thread.resource_id.as_deref().unwrap_or_default().to_owned(),
+        given: given.resource_id.as_deref().unwrap_or_default().to_owned(),
+    }
 }

@@ -8,6 +8,9 @@ use super::{Bugle, Inner};
 use crate::{
     agent::Agent,
     error::Error,
+    notification::{self, NotificationOptions},
+    provider::{Providers, SharedProvider},
+    pubsub::SharedPubSub,
     storage::{MemoryStorage, SharedStorage},
     thread::Hub,
     time::{SharedClock, SystemClock},
@@ -24,6 +27,9 @@ pub struct BugleBuilder {
     storage: Option<SharedStorage>,
     clock: Option<SharedClock>,
     lease_ttl: Option<Duration>,
+    notifications: NotificationOptions,
+    notification_bus: Option<SharedPubSub>,
+    providers: Vec<(String, SharedProvider)>,
     suspended_ttl: Option<Duration>,
 }
 
@@ -63,6 +69,28 @@ impl BugleBuilder {
         self
     }
 
+    /// How notifications are delivered (NOTIF-070).
+    pub fn notifications(mut self, options: NotificationOptions) -> Self {
+        self.notifications = options;
+        self
+    }
+
+    /// A bus that spans the processes of one store: on it their dispatchers tell each other that a notification has become
+    /// due, so that one whose sender dies is delivered by another (NOTIF-074). Without it that happens at the next start.
+    pub fn notification_bus(mut self, bus: SharedPubSub) -> Self {
+        self.notification_bus = Some(bus);
+        self
+    }
+
+    /// A provider that watches the outside for the agent with this id; see [`AgentBuilder::provider`] for one that brings
+    /// tools along.
+    ///
+    /// [`AgentBuilder::provider`]: crate::agent::AgentBuilder::provider
+    pub fn provider(mut self, agent_id: impl Into<String>, provider: SharedProvider) -> Self {
+        self.providers.push((agent_id.into(), provider));
+        self
+    }
+
     /// How long a run that waits for a person keeps its thread; afterwards what waits behind it is answered by a run of
     /// its own, and the suspended run can still be resumed (SIG-382). Default: 30 minutes.
     pub fn suspended_ttl(mut self, ttl: Duration) -> Self {
@@ -85,13 +113,20 @@ impl BugleBuilder {
             tracing::warn!("no storage is configured: nothing survives a restart");
             Arc::new(MemoryStorage::new())
         });
+        if let Some((unknown, provider)) = self.providers.iter().find(|(agent, _)| !ids.contains(agent.as_str())) {
+            let message = format!("provider {} is for agent {unknown}, which is not there", provider.id());
+            return Err(Error::configuration(message));
+        }
         let inner = Arc::new(Inner {
+            providers: Providers::of(self.agents.values(), self.providers),
             agents: self.agents,
             storage,
             clock: self.clock.unwrap_or_else(|| Arc::new(SystemClock)),
             hub: Hub::default(),
             suspended_ttl: self.suspended_ttl.unwrap_or(SUSPENDED_TTL),
             lease_ttl: self.lease_ttl.unwrap_or(Duration::from_secs(15)).max(Duration::from_millis(30)),
+            notifications: notification::State::new(self.notifications),
+            lane_locks: Default::default(),
             draining: std::sync::atomic::AtomicBool::new(false),
             swept: parking_lot::Mutex::default(),
         });
@@ -102,6 +137,18 @@ impl BugleBuilder {
         }
         if bugle.inner.storage.is_durable() {
             sweep(&bugle);
+        }
+        Providers::start(&bugle.inner);
+        if let Some(bus) = self.notification_bus {
+            let inner = &bugle.inner;
+            let talk = notification::wake_others(bus, inner.notifications.clone(), inner.hub.stop.clone());
+            inner.hub.tasks.spawn(talk);
+        }
+        if bugle.inner.storage.notifications().is_some() && bugle.inner.notifications.is_dispatching() {
+            let inner = &bugle.inner;
+            let dispatcher =
+                notification::dispatcher(Arc::downgrade(inner), inner.notifications.clone(), inner.hub.stop.clone());
+            inner.hub.tasks.spawn(dispatcher);
         }
         Ok(bugle)
     }

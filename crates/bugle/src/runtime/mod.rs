@@ -4,11 +4,13 @@ mod agents;
 mod approval;
 mod builder;
 mod outcome;
+mod state;
 
 pub use agents::AgentHandle;
 pub use approval::*;
 pub use builder::BugleBuilder;
 pub use outcome::*;
+pub use state::{StatePersisted, StateSent};
 
 use std::{
     fmt,
@@ -27,6 +29,8 @@ use crate::{
     agent::Agent,
     error::Error,
     id::{RunId, ThreadKey},
+    notification,
+    provider::Providers,
     storage::SharedStorage,
     thread::{Hub, Letter},
     time::SharedClock,
@@ -63,8 +67,12 @@ pub(crate) struct Inner {
     pub(crate) clock: SharedClock,
     pub(crate) hub: Hub,
     pub(crate) lease_ttl: Duration,
+    pub(crate) notifications: Arc<notification::State>,
+    pub(crate) providers: Providers,
     /// How long a run that waits for a person keeps its thread (SIG-382).
     pub(crate) suspended_ttl: Duration,
+    /// Makes state of one thread be accepted one after the other (STATE-081).
+    pub(crate) lane_locks: state::LaneLocks,
     draining: AtomicBool,
     /// Where the last look at the store for unfinished threads ended, if it did not see all.
     swept: Mutex<Option<ThreadKey>>,
@@ -79,6 +87,12 @@ impl fmt::Debug for Inner {
 impl fmt::Debug for Bugle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bugle").field("storage", &self.inner.storage).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.notifications.close();
     }
 }
 

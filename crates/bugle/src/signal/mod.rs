@@ -5,11 +5,17 @@
 
 mod echo;
 mod normalise;
+mod state;
 mod stored;
 mod xml;
 
 pub use echo::echo_signal_type;
 pub use normalise::{InvalidSignal, merge_attributes, validate_attributes};
+pub(crate) use state::{Decision, LaneBook, decide, lane_signals, patch_lanes, set_version, wanted_ids};
+pub use state::{
+    LaneChange, LaneCopy, LaneSignal, LaneView, StateAnswer, StateError, StateInput, StateMode, Tracking, lane_key,
+    tracked_lanes,
+};
 
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};

@@ -200,6 +200,7 @@ impl World {
             completion: self.rng.chance(15).then(|| if self.rng.chance(30) { When::Iteration } else { When::Stop }),
             structured_output: None,
             stores: true,
+            judges: Default::default(),
             stored_options: serde_json::Value::Null,
         };
         let history = now(self.storage.recent_messages(&self.key, 100_000)).unwrap_or_default();
@@ -315,6 +316,8 @@ impl World {
             RunEffect::Score(_) => run.scoring = true,
             RunEffect::IterationEnded(_) => unreachable!("simulated runs have no such hook"),
             RunEffect::StepEnded(_) => {}
+            // The simulation runs no processors.
+            RunEffect::Filter(_) | RunEffect::FlushStream | RunEffect::JudgeStep | RunEffect::JudgeResult => {}
             RunEffect::End(ending) => self.end(run, ending),
         }
     }

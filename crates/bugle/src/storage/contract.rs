@@ -6,6 +6,7 @@ mod inbox;
 mod messages;
 mod notifications;
 mod parked;
+mod state;
 mod threads;
 
 use std::{future::Future, pin::Pin, sync::Arc};
@@ -51,6 +52,10 @@ where
         threads::mem_031_title_only_if_empty,
         threads::mem_104_resource_changes_merge,
         threads::r39_text_comes_back_whole,
+        state::state_026_tracking_is_a_patch_of_one_lane,
+        state::state_081_a_lane_changes_only_as_expected,
+        state::state_077_a_clone_has_lanes_of_its_own,
+        state::prov_007_thread_state_is_kept_by_kind,
         messages::mem_018_saving_touches_the_thread,
         messages::mem_043_saving_again_replaces_and_keeps_the_time,
         messages::mem_044_messages_of_others_are_not_overwritten,
@@ -80,7 +85,15 @@ where
         inbox::ruling_25_acceptance_takes_the_lease,
         inbox::sig_502_unfinished_work_is_found,
         inbox::overlapping_acceptances_keep_their_order,
-        notifications::records_are_stored_listed_and_updated,
+        notifications::notif_110_records_are_stored_listed_and_updated,
+        notifications::notif_031_records_of_one_key_merge,
+        notifications::notif_035_parallel_records_of_one_key_are_one,
+        notifications::notif_060_due_records_come_in_order,
+        notifications::notif_075_claims_have_one_holder,
+        notifications::notif_075_parallel_claims_take_each_record_once,
+        notifications::notif_097_pages_follow_a_cursor_and_113_searches_are_literal,
+        notifications::ruling_33_a_rollback_makes_notifications_pending_again,
+        notifications::prov_014_subscriptions_are_kept_and_polled_by_one,
     ];
     run(checks, factory).await;
 }

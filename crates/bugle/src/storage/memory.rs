@@ -2,6 +2,7 @@
 
 mod inbox;
 mod messages;
+mod notifications;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -14,13 +15,15 @@ use parking_lot::Mutex;
 
 use super::{
     Accept, Accepted, CloneThread, ClonedThread, Commit, Committed, Direction, InboxEnd, InboxEntry, Lease, LeaseClaim,
-    MessageQuery, NewThread, NotificationQuery, NotificationRecord, Page, ParkedQuery, ParkedRun, ResourceChange,
+    MessageQuery, NewThread, NotificationStore, Page, ParkedQuery, ParkedRun, ProviderSubscriptions, ResourceChange,
     RunRecord, Storage, StorageError, ThreadOrder, ThreadQuery, ThreadUpdate,
     rules::{self, LeaseState},
 };
 use crate::{
     id::{MessageId, RunId, ThreadKey},
+    json::Value,
     message::{Resource, StoredMessage, Thread},
+    signal::LaneChange,
     time::{SharedClock, SystemClock, Timestamp},
 };
 
@@ -72,7 +75,9 @@ struct State {
     parked: BTreeMap<RunId, ParkedRun>,
     leases: HashMap<ThreadKey, LeaseState>,
     last_events: HashMap<ThreadKey, (u64, u64)>,
-    notifications: HashMap<String, Vec<NotificationRecord>>,
+    notifications: notifications::Notifications,
+    /// By thread and kind.
+    thread_states: BTreeMap<(String, String), Value>,
 }
 
 /// Where an entry waits, and what it said when it was accepted; it may have been edited since (ruling 23).
@@ -97,7 +102,8 @@ impl State {
         for (_, message) in self.order.remove(id).unwrap_or_default() {
             self.messages.remove(&message);
         }
-        self.notifications.remove(id);
+        self.notifications.delete_thread(id);
+        self.thread_states.retain(|(thread, _), _| thread != id);
         self.runs.retain(|_, run| *run.thread.thread_id != *id);
         self.parked.retain(|_, run| run.thread.as_ref().is_none_or(|thread| *thread.thread_id != *id));
         self.waiting.retain(|thread, _| *thread.thread_id != *id);
@@ -129,26 +135,6 @@ impl State {
         let size = query.per_page.map_or(usize::MAX, |size| size as usize);
         let items = found.into_iter().skip(first).take(size).cloned().collect();
         Page { items, total, page: query.page, per_page: query.per_page, has_more }
-    }
-
-    fn list_notifications(&self, query: &NotificationQuery) -> Vec<NotificationRecord> {
-        let mut found: Vec<NotificationRecord> = self
-            .notifications
-            .get(&*query.thread.thread_id)
-            .into_iter()
-            .flatten()
-            .filter(|record| {
-                (query.thread.resource_id.is_none()
-                    || record.resource_id.as_deref() == query.thread.resource_id.as_deref())
-                    && (query.statuses.is_empty() || query.statuses.contains(&record.status))
-                    && query.priority.as_ref().is_none_or(|priority| *priority == record.priority)
-                    && query.source.as_ref().is_none_or(|source| *source == record.source)
-            })
-            .cloned()
-            .collect();
-        found.sort_by(|a, b| (b.created_at, &b.id).cmp(&(a.created_at, &a.id)));
-        found.truncate(query.limit as usize);
-        found
     }
 }
 
@@ -226,6 +212,7 @@ impl Storage for MemoryStorage {
         resource_id.clone_into(&mut thread.resource_id);
         thread.updated_at = self.clock.now().max(thread.updated_at);
         let thread = thread.clone();
+        state.notifications.transfer(id, resource_id);
         for (_, message) in state.order.get(id).into_iter().flatten() {
             if let Some(message) = state.messages.get_mut(message) {
                 message.resource_id = Some(resource_id.to_owned());
@@ -241,6 +228,37 @@ impl Storage for MemoryStorage {
             state.leases.entry(key).or_default().epoch = epoch;
         }
         Ok(thread)
+    }
+
+    async fn track_lanes(&self, thread_id: &str, changes: Vec<LaneChange>) -> Result<bool, StorageError> {
+        let state = &mut *self.state.lock();
+        let Some(thread) = state.threads.get_mut(thread_id) else {
+            return Err(StorageError::NotFound { what: "thread", id: thread_id.to_owned() });
+        };
+        Ok(rules::track_lanes(thread, &changes, self.clock.now()))
+    }
+
+    async fn get_thread_state(&self, thread_id: &str, kind: &str) -> Result<Option<Value>, StorageError> {
+        let key = (thread_id.to_owned(), kind.to_owned());
+        Ok(self.state.lock().thread_states.get(&key).cloned())
+    }
+
+    async fn set_thread_state(&self, thread_id: &str, kind: &str, value: Option<Value>) -> Result<(), StorageError> {
+        let state = &mut *self.state.lock();
+        if !state.threads.contains_key(thread_id) {
+            return Err(StorageError::NotFound { what: "thread", id: thread_id.to_owned() });
+        }
+        let key = (thread_id.to_owned(), kind.to_owned());
+        match value {
+            Some(value) => {
+                rules::check_thread_state(&value)?;
+                state.thread_states.insert(key, value);
+            }
+            None => {
+                state.thread_states.remove(&key);
+            }
+        }
+        Ok(())
     }
 
     async fn list_messages(&self, query: MessageQuery) -> Result<Page<StoredMessage>, StorageError> {
@@ -373,28 +391,17 @@ impl Storage for MemoryStorage {
         Ok(self.state.lock().last_events.get(thread).copied())
     }
 
-    async fn create_notification(&self, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
-        let state = &mut *self.state.lock();
-        let records = state.notifications.entry(record.thread_id.clone()).or_default();
-        if records.iter().any(|existing| existing.id == record.id) {
-            return Err(StorageError::Exists { what: "notification", id: record.id });
-        }
-        records.push(record.clone());
-        Ok(record)
+    async fn lease_holder(&self, thread: &ThreadKey) -> Result<Option<String>, StorageError> {
+        let (state, now) = (self.state.lock(), self.clock.now());
+        let lease = state.leases.get(thread).filter(|lease| lease.expires_at > now);
+        Ok(lease.and_then(|lease| lease.owner.clone()))
     }
 
-    async fn list_notifications(&self, query: NotificationQuery) -> Result<Vec<NotificationRecord>, StorageError> {
-        Ok(self.state.lock().list_notifications(&query))
+    fn notifications(&self) -> Option<&dyn NotificationStore> {
+        Some(self)
     }
 
-    async fn update_notification(&self, record: NotificationRecord) -> Result<bool, StorageError> {
-        let state = &mut *self.state.lock();
-        let records = state.notifications.get_mut(&record.thread_id);
-        let Some(existing) = records.and_then(|records| records.iter_mut().find(|existing| existing.id == record.id))
-        else {
-            return Ok(false);
-        };
-        *existing = record;
-        Ok(true)
+    fn provider_subscriptions(&self) -> Option<&dyn ProviderSubscriptions> {
+        Some(self)
     }
 }

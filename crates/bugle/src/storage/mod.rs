@@ -8,13 +8,21 @@
 pub mod contract;
 mod inbox;
 mod memory;
+pub mod notifications;
 mod parked;
+mod providers;
 mod query;
 pub mod rules;
 
 pub use inbox::*;
 pub use memory::MemoryStorage;
+pub use notifications::{
+    ClaimedRecord, CreatedHow, CreatedRecord, DueQuery, NOTIFICATION_PRIORITIES, NOTIFICATION_STATUSES, NewRecord,
+    NotificationCursor, NotificationPage, NotificationQuery, NotificationRecord, NotificationStore, RecordChange,
+    RecordClaim, RecordKey,
+};
 pub use parked::*;
+pub use providers::*;
 pub use query::*;
 
 use std::{fmt, sync::Arc};
@@ -23,7 +31,9 @@ use async_trait::async_trait;
 
 use crate::{
     id::{MessageId, RunId, ThreadKey},
+    json::Value,
     message::{Resource, StoredMessage, Thread},
+    signal::LaneChange,
 };
 
 /// A store.
@@ -103,6 +113,33 @@ pub trait Storage: fmt::Debug + Send + Sync {
 
     /// Reads, changes and writes a resource in one transaction, made if missing (MEM-104). Returns it as written.
     async fn update_resource(&self, id: &str, change: ResourceChange) -> Result<Resource, StorageError>;
+
+    // State (STATE §3, PROV-007).
+
+    /// Changes the tracking of state lanes of a thread in one transaction that touches nothing else of it: all of
+    /// `changes`, or nothing and `false` if a lane is not as expected any more (STATE-026, STATE-081).
+    ///
+    /// # Errors
+    /// [`StorageError::NotFound`] without the thread.
+    async fn track_lanes(&self, thread_id: &str, changes: Vec<LaneChange>) -> Result<bool, StorageError> {
+        let _ = (thread_id, changes);
+        Err(StorageError::Unsupported { domain: "state signals", store: self.describe() })
+    }
+
+    /// What is kept under `kind` (`task`, `goal`) of a thread.
+    async fn get_thread_state(&self, thread_id: &str, kind: &str) -> Result<Option<Value>, StorageError> {
+        let _ = (thread_id, kind);
+        Err(StorageError::Unsupported { domain: "thread state", store: self.describe() })
+    }
+
+    /// Replaces what is kept under `kind` of a thread; `None` removes it. Objects and lists only (STO-079).
+    ///
+    /// # Errors
+    /// [`StorageError::NotFound`] without the thread, [`StorageError::Invalid`] for other values.
+    async fn set_thread_state(&self, thread_id: &str, kind: &str, value: Option<Value>) -> Result<(), StorageError> {
+        let _ = (thread_id, kind, value);
+        Err(StorageError::Unsupported { domain: "thread state", store: self.describe() })
+    }
 
     // The durable inbox and runs (SIG §22.1; decisions 3 to 5 of the design).
 
@@ -189,24 +226,20 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// (HTTP-243, ruling 39).
     async fn last_event(&self, thread: &ThreadKey) -> Result<Option<(u64, u64)>, StorageError>;
 
-    // Notifications (NOTIF §2). Stores without the domain say so.
-
-    /// Stores a new notification record.
-    async fn create_notification(&self, record: NotificationRecord) -> Result<NotificationRecord, StorageError> {
-        let _ = record;
-        Err(StorageError::Unsupported { domain: "notifications", store: self.describe() })
+    /// Who holds the thread's lease now, if anybody who lives does (NOTIF-013).
+    async fn lease_holder(&self, thread: &ThreadKey) -> Result<Option<String>, StorageError> {
+        let _ = thread;
+        Ok(None)
     }
 
-    /// The notification records of a thread, newest first.
-    async fn list_notifications(&self, query: NotificationQuery) -> Result<Vec<NotificationRecord>, StorageError> {
-        let _ = query;
-        Err(StorageError::Unsupported { domain: "notifications", store: self.describe() })
+    /// The notifications domain, if the store has it (NOTIF-010, STO-004).
+    fn notifications(&self) -> Option<&dyn NotificationStore> {
+        None
     }
 
-    /// Rewrites a notification record, found by thread and id. `false` if it is gone.
-    async fn update_notification(&self, record: NotificationRecord) -> Result<bool, StorageError> {
-        let _ = record;
-        Err(StorageError::Unsupported { domain: "notifications", store: self.describe() })
+    /// The subscriptions of signal providers, if the store keeps them (PROV-014).
+    fn provider_subscriptions(&self) -> Option<&dyn ProviderSubscriptions> {
+        None
     }
 }
 

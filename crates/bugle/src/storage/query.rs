@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use crate::{
     id::{MessageId, ThreadKey},
@@ -231,107 +230,4 @@ pub enum ResourceChange {
     MergeWorkingMemory(Object),
     /// Merges metadata by top-level key.
     Metadata(Object),
-}
-
-/// A notification record, in the reference's fields (STO §2.2).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NotificationRecord {
-    /// Unique on its thread.
-    pub id: String,
-    /// The thread it is for.
-    pub thread_id: String,
-    /// The resource it is for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resource_id: Option<String>,
-    /// The agent it is for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub agent_id: Option<String>,
-    /// Where it came from.
-    pub source: String,
-    /// What kind of event.
-    pub kind: String,
-    /// `low`, `medium`, `high`, `urgent`.
-    pub priority: String,
-    /// `pending`, `delivered`, `seen`, `dismissed`, `archived`, `discarded`.
-    pub status: String,
-    /// One line for the model.
-    pub summary: String,
-    /// The event itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub payload: Option<Value>,
-    /// The source's own id.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub source_id: Option<String>,
-    /// Records with this key are one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dedupe_key: Option<String>,
-    /// Records with this key are counted together.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub coalesce_key: Option<String>,
-    /// How many events it stands for, from 1.
-    pub coalesced_count: u32,
-    /// Shown to the model as XML attributes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub attributes: Option<Object>,
-    /// Keys of the sender.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub metadata: Option<Object>,
-    /// When it came in.
-    pub created_at: Timestamp,
-    /// When it last changed.
-    pub updated_at: Timestamp,
-    /// When the model got it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub delivered_at: Option<Timestamp>,
-    /// When it was seen.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seen_at: Option<Timestamp>,
-    /// When it was dismissed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dismissed_at: Option<Timestamp>,
-    /// When it was archived.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub archived_at: Option<Timestamp>,
-    /// When it was discarded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub discarded_at: Option<Timestamp>,
-    /// Not to be delivered before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub deliver_at: Option<Timestamp>,
-    /// Not to be summarised before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub summary_at: Option<Timestamp>,
-    /// Why it was delivered when it was.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub delivery_reason: Option<String>,
-    /// How often delivery was tried.
-    pub delivery_attempts: u32,
-    /// When it was last tried.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_delivery_attempt_at: Option<Timestamp>,
-    /// Why it failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_delivery_error: Option<String>,
-    /// The signal that delivered it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub delivered_signal_id: Option<MessageId>,
-    /// The summary that named it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub summary_signal_id: Option<MessageId>,
-}
-
-/// Which notification records.
-#[derive(Debug, Clone, PartialEq)]
-pub struct NotificationQuery {
-    /// Of this thread.
-    pub thread: ThreadKey,
-    /// With these statuses; empty = all.
-    pub statuses: Vec<String>,
-    /// Of this priority.
-    pub priority: Option<String>,
-    /// From this source.
-    pub source: Option<String>,
-    /// At most so many.
-    pub limit: u32,
 }

@@ -8,7 +8,7 @@ use crate::{
     id::MessageId,
     json::Object,
     message::{Part, Resource, Role, StoredMessage, Thread},
-    signal::{ContentPart, Contents, Signal},
+    signal::{ContentPart, Contents, LaneChange, Signal, patch_lanes, tracked_lanes},
     storage::{
         Accept, CloneThread, ClonedThread, Commit, IncludeMessage, LeaseClaim, MessageQuery, MetadataChange, NewThread,
         ResourceChange, StorageError, ThreadQuery, ThreadUpdate,
@@ -116,6 +116,23 @@ pub fn update_thread(thread: &mut Thread, update: ThreadUpdate, now: Timestamp) 
     }
     change_metadata(&mut thread.metadata, update.metadata);
     thread.updated_at = now.max(thread.updated_at);
+}
+
+/// Changes the tracking of lanes in a thread; `false`, and nothing, if one is not as expected (STATE-026).
+pub fn track_lanes(thread: &mut Thread, changes: &[LaneChange], now: Timestamp) -> bool {
+    let changed = patch_lanes(&mut thread.metadata, changes);
+    if changed {
+        thread.updated_at = now.max(thread.updated_at);
+    }
+    changed
+}
+
+/// Refuses thread state that the reference cannot read (STO-079).
+pub fn check_thread_state(value: &Value) -> Result<(), StorageError> {
+    if value.is_object() || value.is_array() {
+        return Ok(());
+    }
+    Err(StorageError::Invalid("thread state must be an object or a list".into()))
 }
 
 fn change_metadata(metadata: &mut Option<Object>, change: MetadataChange) {
@@ -344,10 +361,41 @@ pub fn clone_of(source: &Thread, messages: Vec<StoredMessage>, clone: CloneThrea
         if let Some(metadata) = &mut message.content.metadata {
             metadata.shift_remove("pendingToolApprovals");
             metadata.shift_remove("suspendedTools");
+            // A state is one of the thread it lies on (STATE-077).
+            if let Some(state) = metadata.get_mut("signal").and_then(|signal| signal.pointer_mut("/metadata/state"))
+                && state.get("threadId").and_then(Value::as_str) == Some(source.id.as_str())
+                && let Some(state) = state.as_object_mut()
+            {
+                state.insert("threadId".into(), id.clone().into());
+            }
         }
     }
+    clone_lanes(source, &mut metadata, &message_id_map);
     let thread = Thread { id, resource_id, title, metadata: Some(metadata), created_at: now, updated_at: now };
     ClonedThread { thread, cloned_messages: chosen, message_id_map }
+}
+
+/// Tracking of lanes goes along as far as the states do, under their new ids (STATE-077).
+fn clone_lanes(source: &Thread, metadata: &mut Object, ids: &std::collections::HashMap<MessageId, MessageId>) {
+    let mut lanes = Object::new();
+    for (lane, mut tracking) in tracked_lanes(source) {
+        // A lane whose latest state stays behind is not known on the copy.
+        let Some(last) = tracking.last_signal_id.as_ref().and_then(|id| ids.get(id)).cloned() else { continue };
+        tracking.last_signal_id = Some(last);
+        tracking.last_snapshot_signal_id = tracking.last_snapshot_signal_id.and_then(|id| ids.get(&id).cloned());
+        tracking.active_copies.retain_mut(|copy| {
+            let copied = ids.get(&copy.id).cloned();
+            copied.map(|id| copy.id = id).is_some()
+        });
+        if let Ok(record) = serde_json::to_value(tracking) {
+            lanes.insert(lane, record);
+        }
+    }
+    if !lanes.is_empty() {
+        let mut own = Object::new();
+        own.insert("stateSignals".into(), Value::Object(lanes));
+        metadata.insert("mastra".into(), Value::Object(own));
+    }
 }
 
 /// Names what a signal says, so that a repeated acceptance can be told from another signal with its id (SIG-503).

@@ -11,6 +11,8 @@ mod example;
 
 mod leftovers;
 mod r#loop;
+mod notifications;
+mod processors;
 mod runs;
 mod scorers;
 mod signals;

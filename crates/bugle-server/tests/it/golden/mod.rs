@@ -6,7 +6,12 @@ mod rules;
 use std::sync::Arc;
 
 use axum::body::Body;
-use bugle::{Bugle, json::Value, model::ScriptedModel, storage::MemoryStorage};
+use bugle::{
+    Bugle,
+    json::Value,
+    model::{Script, ScriptedModel},
+    storage::MemoryStorage,
+};
 use bugle_server::{ServerOptions, router};
 
 use self::{
@@ -16,19 +21,26 @@ use self::{
 use crate::support::{Server, chunk};
 
 #[path = "../../../examples/conformance_target/agents.rs"]
-mod agents;
+pub(crate) mod agents;
 #[path = "../../../examples/conformance_target/tools.rs"]
 mod tools;
 
 /// The agents of the conformance suite, on the scripted model.
 pub(crate) async fn target() -> Server {
-    let model = ScriptedModel::recording();
+    target_with(ServerOptions::default()).await
+}
+
+pub(crate) async fn target_with(options: ServerOptions) -> Server {
+    target_on(ScriptedModel::recording(), options).await
+}
+
+async fn target_on(model: ScriptedModel, options: ServerOptions) -> Server {
     let mut builder = Bugle::builder().storage(MemoryStorage::new());
     for agent in agents::all(Arc::new(model.clone())).unwrap() {
         builder = builder.agent(agent);
     }
     let bugle = builder.build().await.unwrap();
-    Server { router: router(bugle.clone(), ServerOptions::default()), bugle, model }
+    Server { router: router(bugle.clone(), options), bugle, model }
 }
 
 async fn ask(server: &Server, exchange: &Exchange, rules: &Rules) -> crate::support::Answer {
@@ -40,7 +52,10 @@ async fn ask(server: &Server, exchange: &Exchange, rules: &Rules) -> crate::supp
 /// Asks all that a capture asks, in order, and compares every answer. `pending` are the arguments of the call that the
 /// resuming requests answer.
 async fn play(text: &str, pending: Value) {
-    let server = target().await;
+    play_on(target().await, text, pending).await;
+}
+
+async fn play_on(server: Server, text: &str, pending: Value) {
     let mut rules = Rules::default();
     for exchange in capture::read(text) {
         let answer = ask(&server, &exchange, &rules).await;
@@ -75,7 +90,9 @@ async fn http_107_stream_suspend_resume() {
 
 #[tokio::test]
 async fn http_065_stream_is_task_complete() {
-    play(capture!("stream-is-task-complete"), Value::Null).await;
+    // The feedback is a user's turn (ruling 10), so the prompt is no program for the second answer.
+    let model = ScriptedModel::with_responses(["not yet", "all DONE"].map(|text| Script::new().text(text)));
+    play_on(target_on(model, ServerOptions::default()).await, capture!("stream-is-task-complete"), Value::Null).await;
 }
 
 #[tokio::test]
@@ -111,4 +128,20 @@ async fn http_102_http_109_subscribe_approval() {
     // The reference answers 500, which its own client sends again (HTTP-013, HTTP-108).
     let again = ask(&server, &again, &rules).await;
     assert_eq!(again.status.as_u16(), 409, "{}", again.text);
+}
+
+#[tokio::test]
+async fn http_120_http_121_http_122_subagent_stream() {
+    play(capture!("subagent-stream"), Value::Null).await;
+}
+
+#[tokio::test]
+async fn http_124_subagent_approval() {
+    let prompt = r#"[[call delete-file {"path":"/x"}]] [[say removed]]"#;
+    play(capture!("subagent-approval"), bugle::json::json!({"prompt": prompt})).await;
+}
+
+#[tokio::test]
+async fn http_125_subagent_failure() {
+    play(capture!("subagent-failure"), Value::Null).await;
 }

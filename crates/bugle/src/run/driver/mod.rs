@@ -1,6 +1,7 @@
 //! Performs the effects of a run: asks the model, runs tools, commits, shows chunks. One task per run.
 
 mod ending;
+mod hooks;
 mod resume;
 mod scoring;
 mod tools;
@@ -9,6 +10,7 @@ pub(crate) use ending::{aborted_direct, failed_direct, give_back};
 use ending::{fail_to_start, left_unread};
 use resume::Claiming;
 pub(crate) use resume::parked_of;
+use hooks::Hooks;
 
 use std::{collections::VecDeque, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -29,20 +31,21 @@ use super::{
     prepare::{Prepared, prepare},
     request::{Request, RequestEvent, timeout_error},
     settings::{HARD_STEPS, RunSettings},
-    tools::{CallContext, panicked},
+    tools::{CallContext, ToolTable, panicked},
     transcript::Transcript,
 };
 use crate::{
-    agent::Agent,
+    agent::{Agent, Dynamic, ModelEntry},
     chunk::{
         Chunk, ChunkBody, ChunkFrom, ErrorInfo, FinishReason, Payload, ResponseMetadata, StepFinishPayload, StepOutput,
         StepResult, Usage,
     },
     error::Error,
-    id::{MessageId, RunId},
+    id::{MessageId, RunId, ThreadKey},
     json::{Value, json},
     message::{ErrorPart, Part, PromptOptions, Role, StoredMessage, build_prompt_for, to_model_messages},
-    model::{ModelRequest, ToolChoice},
+    model::{ModelRequest, PromptMessage, ToolChoice},
+    processor::{Processors, RunInfo, Runner},
     runtime::{Bugle, Inner, RunInput},
     storage::InboxEntry,
     subagent::{DEFAULT_DEPTH, DelegationState, Detached, Scope, call_iteration_hook},
@@ -152,6 +155,7 @@ struct Driver {
     written: mpsc::Receiver<Written>,
     writer: mpsc::Sender<Written>,
     total_deadline: Option<Instant>,
+    hooks: Hooks,
     /// What the run's delegations share.
     delegations: Arc<DelegationState>,
     detached: Option<Detached>,
@@ -229,6 +233,8 @@ async fn drive_to_end(seed: RunSeed) {
         }
     };
     let (writer, written) = mpsc::channel(WRITES);
+    let key = prepared.thread().cloned();
+    let runner = runner(&prepared, &inner, &shared, key.as_ref());
     let settings = RunSettings {
         run_id: run_id.clone(),
         agent_id: prepared.agent.id().to_owned(),
@@ -243,9 +249,9 @@ async fn drive_to_end(seed: RunSeed) {
         completion: prepared.completion.as_ref().map(|completion| completion.when),
         structured_output: prepared.options.structured_output.clone(),
         stores: !delegated && link.is_some() && prepared.stores(),
+        judges: Hooks::judges(&runner),
         stored_options: prepared.options.to_stored(),
     };
-    let key = prepared.thread().cloned();
     let history = std::mem::take(&mut prepared.history);
     let delegations = prepared.snapshot.as_ref().map(|snapshot| snapshot.delegation.clone()).unwrap_or_default();
     let delegations = Arc::new(DelegationState::from_record(delegations));
@@ -275,6 +281,7 @@ async fn drive_to_end(seed: RunSeed) {
     if let (Some(link), Some(newest)) = (&link, machine.transcript().newest()) {
         link.placed_up_to(newest);
     }
+    let hooks = Hooks::new(runner, &prepared, link.as_ref().map(|link| &link.key));
     let total = prepared.options.model_settings.as_ref().and_then(|settings| settings.timeout?.total_ms);
     let committer = Committer::new(&inner, link.as_ref(), &prepared, &run_id, woken);
     let mut driver = Box::new(Driver {
@@ -301,6 +308,7 @@ async fn drive_to_end(seed: RunSeed) {
         tool_deadline: None,
         written,
         writer,
+        hooks,
         total_deadline: total.map(|ms| Instant::now() + Duration::from_secs_f64(ms / 1000.0)),
         delegations,
         detached,
@@ -377,7 +385,10 @@ impl Driver {
                     }
                     Some(RequestEvent::Event(event)) => events.push_back(RunEvent::Model(event)),
                     Some(RequestEvent::Failed(error)) => {
-                        self.request = None;
+                        // Error hooks may go on with the request's next model.
+                        if !self.hooks.runner.has(crate::processor::Hook::ApiError) {
+                            self.request = None;
+                        }
                         events.push_back(RunEvent::ModelFailed(error.info()));
                     }
                     None => self.request = None,
@@ -388,8 +399,19 @@ impl Driver {
     }
 
     async fn feed(&mut self, event: RunEvent, events: &mut VecDeque<RunEvent>) -> Flow {
-        let now = self.link.as_ref().map_or_else(|| self.inner.clock.now(), |link| link.now(&self.inner.clock));
-        let effects = self.machine.apply(event, now);
+        let event = match self.intercept(event, events).await {
+            Ok(Some(event)) => event,
+            Ok(None) => return Flow::On,
+            Err(flow) => return flow,
+        };
+        let machine = &mut self.machine;
+        let effects = match &self.link {
+            Some(link) => link.placing(&self.inner.clock, |now| {
+                let effects = machine.apply(event, now);
+                (effects, machine.transcript().newest_placed())
+            }),
+            None => machine.apply(event, self.inner.clock.now()),
+        };
         for effect in effects {
             match effect {
                 RunEffect::Drain => match self.drain().await {
@@ -400,13 +422,42 @@ impl Driver {
                     Some(event) => events.push_back(event),
                     None => return Flow::Left,
                 },
+                RunEffect::Emit(chunk) if self.is_filtered(&chunk) => {
+                    // What a processor stops ends here: the machine hears of it before it does anything else.
+                    match self.emit_filtered(chunk, events).await {
+                        Ok(true) => {}
+                        Ok(false) => break,
+                        Err(flow) => return flow,
+                    }
+                }
                 RunEffect::Emit(chunk) => self.emit(chunk),
+                RunEffect::Filter(chunk) => match self.filter(chunk, events).await {
+                    Ok(true) => {}
+                    Ok(false) => break,
+                    Err(flow) => return flow,
+                },
+                RunEffect::FlushStream => {
+                    if let Err(flow) = self.flush_stream(events).await {
+                        return flow;
+                    }
+                }
+                RunEffect::JudgeStep => match self.judge_step().await {
+                    Ok(event) => events.extend(event),
+                    Err(flow) => return flow,
+                },
+                RunEffect::JudgeResult => match self.judge_result().await {
+                    Ok(event) => events.extend(event),
+                    Err(flow) => return flow,
+                },
                 RunEffect::Request => {
                     if self.inner.is_draining() && self.committer.is_recoverable() {
                         // At a boundary while the process drains: the next owner goes on from here (CLI-072).
                         return Flow::Left;
                     }
-                    self.ask();
+                    match Box::pin(self.prepare_request()).await {
+                        Ok(event) => events.extend(event),
+                        Err(flow) => return flow,
+                    }
                 }
                 RunEffect::CancelRequest => self.request = None,
                 RunEffect::RunTools(runs) => self.start_tools(runs),
@@ -478,17 +529,11 @@ impl Driver {
         self.in_hand.extend(taken);
         let first = std::mem::take(&mut self.first_drain);
         let messages = if first { std::mem::take(&mut self.first_messages) } else { Vec::new() };
-        if self.prepared.agent.inner().input_processors.is_empty() || (entries.is_empty() && messages.is_empty()) {
+        let unguarded = !self.hooks.runner.has(crate::processor::Hook::Input);
+        if unguarded || (entries.is_empty() && messages.is_empty()) {
             return Some(RunEvent::Drained { inputs: entries, rejected: Vec::new(), messages });
         }
-        let now = self.inner.clock.now();
-        let mut watch = self.watch(PROCESSOR_GRACE);
-        let judged = if first {
-            guard_first(&self.prepared, &mut watch, now, entries, messages).await
-        } else {
-            guard_later(&self.prepared, &mut watch, now, entries).await
-        };
-        match judged {
+        match self.guard(first, entries, messages).await {
             Ok(event) => Some(event),
             // What was not judged goes back to the thread with the run's end.
             Err(Cut::TimedOut) => Some(self.timed_out()),
@@ -595,31 +640,40 @@ impl Driver {
 
     // The model.
 
-    fn ask(&mut self) {
+    /// Sends a request; with nothing given, that of the call.
+    fn ask(&mut self, given: Option<(Vec<ModelEntry>, ModelRequest)>) {
+        let (models, request) = given.unwrap_or_else(|| {
+            let models = self.prepared.models.clone();
+            let request = self.model_request(&models, self.prepared.system.clone(), &self.prepared.tools);
+            (models, request)
+        });
+        let asks = self.hooks.runner.has(crate::processor::Hook::ApiError);
+        self.request = Some(Request::new(models, self.model_index, request, self.prepared.retries()).asking(asks));
+    }
+
+    fn model_request(&self, models: &[ModelEntry], system: Vec<PromptMessage>, tools: &ToolTable) -> ModelRequest {
         let prepared = &self.prepared;
         let options = PromptOptions {
             filter_incomplete_tool_calls: prepared.memory.filter_incomplete_tool_calls,
             max_tool_result_bytes: prepared.options.max_tool_result_bytes,
         };
-        let models = prepared.models.clone();
         let provider = models.get(self.model_index).map(|entry| entry.model.provider().to_owned());
-        let mut prompt = prepared.system.clone();
+        let mut prompt = system;
         prompt.extend(build_prompt_for(self.machine.transcript().messages(), &options, provider.as_deref()));
         let offers_tools = self.machine.offers_tools();
         let response_format = prepared.response_format();
         prepared.inject_schema(&mut prompt);
-        let request = ModelRequest {
+        ModelRequest {
             prompt,
-            tools: if offers_tools { prepared.tools.definitions() } else { Vec::new() },
-            tool_choice: if offers_tools { prepared.tools.choice() } else { ToolChoice::None },
+            tools: if offers_tools { tools.definitions() } else { Vec::new() },
+            tool_choice: if offers_tools { tools.choice() } else { ToolChoice::None },
             settings: prepared.options.model_settings.clone().unwrap_or_default(),
             provider_options: prepared.options.provider_options.clone(),
             response_format,
             headers: prepared.headers(prepared.thread()),
             streaming: self.streaming,
             include_raw: prepared.options.include_raw_chunks,
-        };
-        self.request = Some(Request::new(models, self.model_index, request, prepared.retries()));
+        }
     }
 
     // Chunks.
@@ -665,4 +719,26 @@ pub(crate) fn read_snapshot(value: Value) -> Result<RunSnapshot, ErrorInfo> {
     serde_json::from_value(value).map_err(|error| {
         ErrorInfo::new("InvalidSnapshot", format!("the record of the run cannot be read ({error}); it is dropped"))
     })
+}
+
+/// The processors of a run: those of the call in the place of the agent's (PROC-003).
+fn runner(prepared: &Prepared, inner: &Arc<Inner>, shared: &RunShared, thread: Option<&ThreadKey>) -> Runner {
+    let (options, agent) = (&prepared.options, prepared.agent.inner());
+    let context = &options.request_context;
+    let list = |own: &Option<Processors>, of_agent: &Dynamic<Processors>| {
+        own.clone().unwrap_or_else(|| of_agent.resolve(context))
+    };
+    let input = list(&options.input_processors, &agent.input_processors);
+    let output = list(&options.output_processors, &agent.output_processors);
+    let error = list(&options.error_processors, &agent.error_processors);
+    let info = RunInfo {
+        run_id: shared.run_id.clone(),
+        agent_id: prepared.agent.id().to_owned(),
+        thread: thread.cloned(),
+        request_context: context.clone(),
+        abort: shared.abort.clone(),
+        runtime: Some(Bugle { inner: inner.clone() }),
+    };
+    let retries = options.max_processor_retries.or(agent.max_processor_retries);
+    Runner::new([&input, &output, &error], retries, info)
 }

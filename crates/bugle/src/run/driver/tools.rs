@@ -5,7 +5,7 @@ use super::*;
 
 impl Driver {
     pub(super) fn start_tools(&mut self, runs: Vec<ToolRun>) {
-        let here = runs.iter().any(|run| self.prepared.tools.runs_here(&run.name));
+        let here = runs.iter().any(|run| self.hooks.tools.runs_here(&run.name));
         self.tool_messages = if here { self.machine.transcript().messages().into() } else { Arc::default() };
         self.sequential = self.prepared.tools.is_sequential(&runs);
         self.waiting_tools = runs.into();
@@ -32,7 +32,7 @@ impl Driver {
                 runtime: Bugle { inner: self.inner.clone() },
                 scope: scope.clone(),
             };
-            let tools = self.prepared.tools.clone();
+            let tools = self.hooks.tools.clone();
             self.running_tools.push(run.index);
             let index = run.index;
             self.tools.spawn(async move {

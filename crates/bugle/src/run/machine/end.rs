@@ -16,7 +16,10 @@ impl RunMachine {
     }
 
     pub(super) fn end_with(&mut self, ending: Ending, echoes: Vec<Chunk>, now: Timestamp, effects: &mut Effects) {
-        let mut ending = ending;
+        let (mut ending, mut echoes) = (ending, echoes);
+        if self.judge_result(&ending, &mut echoes, effects) {
+            return;
+        }
         // A run that was cut, or waits for its client, has no value yet (LOOP-024, LOOP-026).
         if ending == Ending::Finished
             && self.reason() != FinishReason::ToolCalls
@@ -91,7 +94,11 @@ impl RunMachine {
             }
             // The results of what stops in time are kept (LOOP-134).
             Phase::Tools => effects.push(RunEffect::CancelTools),
-            Phase::Scoring => self.end_aborted(now, effects),
+            Phase::Guarding(Guarding::Step) => {
+                self.keep_response(false, now);
+                self.end_aborted(now, effects);
+            }
+            Phase::Scoring | Phase::Guarding(Guarding::Result { .. }) => self.end_aborted(now, effects),
             Phase::Judging(_) => {
                 self.leave_judging(effects);
                 self.end_aborted(now, effects);

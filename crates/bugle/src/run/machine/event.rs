@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::judge::{ResultVerdict, StepVerdict};
 use crate::{
     chunk::{Chunk, ErrorInfo, TripwirePayload},
     json::Object,
@@ -20,7 +21,13 @@ pub(crate) enum RunEvent {
     /// What waited was taken in, past the guards. `rejected` are the ids and reasons of input a guard refused.
     Drained { inputs: Vec<InboxEntry>, rejected: Vec<(InboxEntry, TripwirePayload)>, messages: Vec<StoredMessage> },
     /// A guard stopped the run before it began; what it stopped is kept for people (ruling 34).
-    Tripped { tripwire: TripwirePayload, inputs: Vec<InboxEntry>, messages: Vec<StoredMessage> },
+    /// With an error, it broke.
+    Tripped {
+        tripwire: TripwirePayload,
+        error: Option<ErrorInfo>,
+        inputs: Vec<InboxEntry>,
+        messages: Vec<StoredMessage>,
+    },
     /// The commit is durable.
     Committed,
     /// The commit failed for good.
@@ -37,6 +44,20 @@ pub(crate) enum RunEvent {
     ToolDone { index: usize, outcome: ToolOutcome },
     /// The completion check has a verdict.
     Scored(Verdict),
+    /// Chunks have passed the stream hooks and were shown.
+    Passed(Vec<Chunk>),
+    /// All of the response has passed the stream hooks.
+    StreamPassed,
+    /// What processors say of the step.
+    StepJudged(StepVerdict),
+    /// What processors say of the answer.
+    ResultJudged(ResultVerdict),
+    /// A processor stops the run.
+    Violated(TripwirePayload),
+    /// A processor broke.
+    HookFailed(ErrorInfo),
+    /// The failed request is to be asked again.
+    RetryRequest,
     /// What the run's delegations have led to so far, before the outcome of the one that changed it.
     Delegated(DelegationRecord),
     /// The hook at the end of an iteration has answered.
@@ -96,6 +117,14 @@ pub(crate) enum RunEffect {
     Commit,
     /// Show a chunk.
     Emit(Chunk),
+    /// Pass a chunk through the stream hooks and show what comes out: [`RunEvent::Passed`].
+    Filter(Chunk),
+    /// Ask the stream hooks for what they hold: [`RunEvent::Passed`], then [`RunEvent::StreamPassed`].
+    FlushStream,
+    /// Have the step judged: [`RunEvent::StepJudged`].
+    JudgeStep,
+    /// Have the answer judged: [`RunEvent::ResultJudged`].
+    JudgeResult,
     /// Ask the model.
     Request,
     /// Close the request.

@@ -84,8 +84,9 @@ impl RunMachine {
     }
 
     pub(super) fn input_waits(&mut self, effects: &mut Effects) {
-        let open = matches!(self.phase, Phase::Requesting) && !self.response.committed;
-        if !open || self.response.finish.is_some() || !self.settings.interruptible {
+        let open = matches!(self.phase, Phase::Requesting) && !self.response.committed && !self.judged.raw.committed;
+        let finished = self.response.finish.is_some() || self.judged.raw.finish.is_some();
+        if !open || finished || !self.settings.interruptible {
             return;
         }
         // The response is as if it had never been (SIG-230 to 236).
@@ -94,6 +95,7 @@ impl RunMachine {
             effects.push(self.chunk(payload));
         }
         self.response = Response::default();
+        self.judged.raw = Response::default();
         if let Some(structured) = &mut self.structured {
             structured.reset();
         }

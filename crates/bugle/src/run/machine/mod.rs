@@ -8,6 +8,7 @@ mod end;
 mod event;
 mod input;
 mod iteration;
+mod judge;
 mod park;
 mod result;
 mod scoring;
@@ -17,6 +18,8 @@ mod tools;
 pub(crate) use event::*;
 use input::mark_blocked;
 use iteration::Plan;
+use judge::{Guarding, Judged};
+pub(crate) use judge::{ResultVerdict, StepVerdict};
 pub(super) use tools::model_output_metadata;
 
 use serde_json::Value;
@@ -56,6 +59,8 @@ enum Phase {
     Tools,
     /// The answer is being judged.
     Scoring,
+    /// Processors judge a step or the answer.
+    Guarding(Guarding),
     /// The hook at the end of the iteration is asked.
     Judging(Plan),
     /// Over.
@@ -160,6 +165,7 @@ pub(crate) struct RunMachine {
     stop_cause: Option<String>,
     /// How often the run was gone on with since it had finished this many steps.
     recoveries: (u32, u32),
+    judged: Judged,
     /// What delegations have led to.
     delegation: DelegationRecord,
     /// The hook was asked about the current iteration.
@@ -218,6 +224,7 @@ impl RunMachine {
             step_result: None,
             stop_cause: None,
             recoveries: (0, 0),
+            judged: Judged::default(),
             delegation: DelegationRecord::default(),
             iteration_judged: false,
             last_turn: false,
@@ -419,7 +426,14 @@ impl RunMachine {
             RunEvent::Drained { inputs, rejected, messages } => {
                 self.drained(inputs, rejected, messages, now, &mut effects);
             }
-            RunEvent::Tripped { tripwire, inputs, messages } => {
+            RunEvent::Passed(chunks) => self.passed(chunks, &mut effects),
+            RunEvent::StreamPassed => self.stream_passed(now, &mut effects),
+            RunEvent::StepJudged(verdict) => self.step_judged(verdict, now, &mut effects),
+            RunEvent::ResultJudged(verdict) => self.result_judged(verdict, now, &mut effects),
+            RunEvent::Violated(tripwire) => self.violate(tripwire, now, &mut effects),
+            RunEvent::HookFailed(error) => self.hook_failed(error, now, &mut effects),
+            RunEvent::RetryRequest => self.retry_request(now, &mut effects),
+            RunEvent::Tripped { tripwire, error, inputs, messages } => {
                 self.note_wake(&inputs, &messages);
                 for entry in inputs {
                     self.reject(entry, &tripwire, now);
@@ -428,10 +442,10 @@ impl RunMachine {
                     mark_blocked(&mut message, &tripwire);
                     self.transcript.add_input(message);
                 }
-                if self.aborting {
-                    self.end_aborted(now, &mut effects);
-                } else {
-                    self.end(Ending::Tripped(tripwire), now, &mut effects);
+                match error {
+                    _ if self.aborting => self.end_aborted(now, &mut effects),
+                    Some(error) => self.end(Ending::Failed(error), now, &mut effects),
+                    None => self.end(Ending::Tripped(tripwire), now, &mut effects),
                 }
             }
             RunEvent::Committed => self.committed(now, &mut effects),
@@ -440,6 +454,7 @@ impl RunMachine {
                 self.model = model;
                 // Nothing of a model that failed before it is kept (LOOP-048).
                 self.response = Response::default();
+                self.judged.raw = Response::default();
                 self.response.warnings = warnings;
                 self.start_step(now, &mut effects);
             }

@@ -47,6 +47,7 @@ impl RunMachine {
             tool_results: results.collect(),
             warnings: self.response.warnings.clone(),
             response: self.metadata(),
+            tripwire: self.judged.rejected.clone(),
         }
     }
 
@@ -76,11 +77,11 @@ impl RunMachine {
                     .collect(),
                 usage: summary.usage.clone(),
                 sub_agent_usage: None,
-                object: self.structured.as_ref().and_then(|structured| structured.object().cloned()),
+                object: self.object(),
             },
             messages: None,
             response: None,
-            processor_retry_count: 0,
+            processor_retry_count: self.judged.retries,
             is_task_complete_check_failed: self.pending_verdict.as_ref().map(|verdict| !verdict.passed),
             consumed_signal_ids: Vec::new(),
             unanswered_signal_ids: Vec::new(),
@@ -105,6 +106,7 @@ impl RunMachine {
         effects.push(self.chunk(Payload::StepFinish(Box::new(payload))));
         self.last_metadata = summary.response.clone();
         self.steps.push(summary);
+        self.judged.rejected = None;
         let next = self.next_message_id.take();
         let failed = self.pending_verdict.take().is_some_and(|verdict| !verdict.passed);
         if failed && is_continued {
@@ -136,7 +138,7 @@ impl RunMachine {
         let last = self.steps.last();
         let step_reason = last.map_or(FinishReason::Stop, |step| step.finish_reason);
         let mut tool_calls = Vec::new();
-        for step in &self.steps {
+        for step in self.steps.iter().filter(|step| step.tripwire.is_none()) {
             for call in &step.tool_calls {
                 if let Some(Payload::ToolCall(call)) = call.payload() {
                     tool_calls.push(
@@ -161,7 +163,7 @@ impl RunMachine {
                 tool_calls,
                 usage: self.total_usage(),
                 sub_agent_usage: self.delegation.usage.clone(),
-                object: self.structured.as_ref().and_then(|structured| structured.object().cloned()),
+                object: self.object(),
             },
             messages: None,
             response: None,
@@ -182,10 +184,23 @@ impl RunMachine {
         usage
     }
 
+    /// The value, from the answer or from a processor.
+    fn object(&self) -> Option<Value> {
+        let own = self.structured.as_ref().and_then(|structured| structured.object().cloned());
+        self.judged.object.clone().or(own)
+    }
+
     pub(super) fn answer_text(&self, reason: Option<FinishReason>) -> String {
+        if reason == Some(FinishReason::Tripwire) {
+            // What was stopped is not given (PROC-051).
+            return String::new();
+        }
+        if let (None, Some(text)) = (reason, &self.judged.text) {
+            return text.clone();
+        }
         let mut text = self.earlier_text.clone();
-        let steps: String =
-            self.steps.iter().skip(self.answer_from.min(self.steps.len())).map(|step| step.text.as_str()).collect();
+        let counted = self.steps.iter().skip(self.answer_from.min(self.steps.len()));
+        let steps: String = counted.filter(|step| step.tripwire.is_none()).map(|step| step.text.as_str()).collect();
         text.push_str(&steps);
         if reason.is_some() {
             // The step under way was not finished; what it said is part of the answer.

@@ -161,6 +161,9 @@ impl RunMachine {
             return;
         }
         self.start_step(now, effects);
+        if self.settings.judges.stream && !self.judged.bypass {
+            return self.raw_event(event, effects);
+        }
         let finished = matches!(event, ModelEvent::Finish { .. });
         let step = self.step_count() + 1;
         let transcript = &self.transcript;
@@ -202,6 +205,15 @@ impl RunMachine {
             return self.fail(error, now, effects);
         }
         self.usage.add(&finish.usage.clone());
+        if !self.judge_step(effects) {
+            self.accept_step(now, effects);
+        }
+    }
+
+    /// The response counts: it is kept, and its calls run.
+    pub(super) fn accept_step(&mut self, now: Timestamp, effects: &mut Effects) {
+        let calls: Vec<Call> = self.response.calls().filter(|call| !call.provider_executed).cloned().collect();
+        self.step_accepted();
         self.keep_response(true, now);
         if calls.is_empty() {
             return self.boundary(now, effects);
@@ -223,6 +235,7 @@ impl RunMachine {
         let (provider, model_id) = (self.model.provider.clone(), self.model.model.clone());
         let message_id = self.message_id.clone();
         let answer = self.transcript.answer(&message_id, now);
+        self.judged.kept_from = Some(answer.content.parts.len());
         let after_tool = answer.content.parts.iter().any(|part| matches!(part, Part::ToolInvocation(_)));
         let parts = self.response.parts(calls, after_tool, &model, now);
         answer.content.parts.extend(parts);

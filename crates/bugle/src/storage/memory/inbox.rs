@@ -181,6 +181,11 @@ impl State {
                 self.remove_message(removed);
             }
         }
+        if !removed.is_empty() {
+            let waits = |id: &&MessageId| returned.iter().any(|entry| entry.signal.id == **id);
+            let gone: Vec<MessageId> = removed.iter().filter(|id| !waits(id)).cloned().collect();
+            self.notifications.undeliver(id, &gone, now);
+        }
         if !messages.is_empty() {
             self.touch(id, now);
         }

@@ -1,10 +1,8 @@
 //! What ties a run to its thread, and the times of a thread's messages.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicI64, Ordering},
-};
+use std::sync::{Arc, atomic::AtomicBool};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::Letter;
@@ -24,20 +22,28 @@ pub(crate) struct ThreadLink {
     pub(crate) nudge: Arc<Notify>,
     /// The lease went with the run's end.
     pub(crate) released: Arc<AtomicBool>,
-    /// The newest time given to a message of this thread, in ms (SIG-042).
-    pub(crate) placed: Arc<AtomicI64>,
+    /// The newest time given to a message of this thread (SIG-042).
+    pub(crate) placed: Arc<Mutex<Timestamp>>,
 }
 
 impl ThreadLink {
     /// Messages up to `at` exist.
     pub(crate) fn placed_up_to(&self, at: Timestamp) {
-        self.placed.fetch_max(at.as_millis(), Ordering::AcqRel);
+        let mut placed = self.placed.lock();
+        *placed = at.max(*placed);
     }
 
     /// Now, but later than every message of the thread (SIG-042).
     pub(crate) fn now(&self, clock: &SharedClock) -> Timestamp {
-        let newest = self.placed.load(Ordering::Acquire);
-        clock.now().max(Timestamp::from_millis(newest.saturating_add(1)))
+        after(*self.placed.lock(), clock.now())
+    }
+
+    /// Lets `place` give times to messages, from the one it is told on, and tell the newest: nobody else does meanwhile.
+    pub(crate) fn placing<T>(&self, clock: &SharedClock, place: impl FnOnce(Timestamp) -> (T, Option<Timestamp>)) -> T {
+        let mut placed = self.placed.lock();
+        let (done, newest) = place(after(*placed, clock.now()));
+        *placed = newest.map_or(*placed, |newest| newest.max(*placed));
+        done
     }
 
     pub(crate) async fn tell(&self, letter: Letter) {
@@ -46,8 +52,13 @@ impl ThreadLink {
     }
 }
 
-pub(super) fn next_time(placed: &AtomicI64, now: Timestamp) -> Timestamp {
-    let now = now.as_millis();
-    let last = placed.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| Some(now.max(last + 1)));
-    Timestamp::from_millis(now.max(last.unwrap_or_default() + 1))
+fn after(placed: Timestamp, now: Timestamp) -> Timestamp {
+    now.max(Timestamp::from_millis(placed.as_millis().saturating_add(1)))
+}
+
+/// The time of a message that no run places.
+pub(super) fn next_time(placed: &Mutex<Timestamp>, now: Timestamp) -> Timestamp {
+    let mut placed = placed.lock();
+    *placed = after(*placed, now);
+    *placed
 }

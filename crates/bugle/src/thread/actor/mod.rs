@@ -13,13 +13,14 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicI64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
 pub(crate) use letter::{DirectRequest, Leftover, Letter, ResumeRequest, RunEnd, SendLetter};
 pub(crate) use link::ThreadLink;
+use parking_lot::Mutex;
 use persist::PersistWrite;
 pub(super) use reply::Reply;
 use reply::{Waiting, same_refusal};
@@ -41,6 +42,7 @@ use crate::{
     run::RunOptions,
     runtime::{Inner, Promoted},
     storage::InboxEnd,
+    time::Timestamp,
 };
 
 /// An idle thread keeps its log this long, for those who reconnect; without subscribers, its actor too.
@@ -84,7 +86,7 @@ struct Actor {
     claimed_again: bool,
     /// The lease was lost: once it is ours again, the journal is read anew.
     resync: bool,
-    placed: Arc<AtomicI64>,
+    placed: Arc<Mutex<Timestamp>>,
     retry_at: Option<Instant>,
     /// Runs whose records are still to be ended; until then the thread is not idle, and nobody revives them.
     unended: Vec<EndedRun>,
@@ -257,6 +259,7 @@ impl Actor {
         let queue_count = self.machine.queue_count();
         let queue_groups = self.machine.queue_groups();
         let owned = self.epoch > 0;
+        let becomes_idle = active_run.is_none() && self.view.borrow().active_run.is_some();
         self.view.send_if_modified(|view| {
             let changed = view.active_run.as_ref() != active_run
                 || view.queue_count != queue_count
@@ -267,6 +270,9 @@ impl Actor {
             }
             changed
         });
+        if becomes_idle {
+            self.inner.notifications.thread_is_idle(&self.key);
+        }
     }
 
     fn perform(&mut self, effect: ThreadEffect) {

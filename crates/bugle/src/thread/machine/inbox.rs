@@ -103,9 +103,10 @@ impl ThreadMachine {
         let stops_run = matches!(active, ActiveBehavior::Interrupt | ActiveBehavior::Rollback);
         let (action, run_id) = match own {
             None if self.nothing_waits() => (Action::Wake, input.entry.run_id.clone()),
+            None if !queue => (Action::Deliver, self.follow_up(&mut input)),
             None => (Action::Deliver, input.entry.run_id.clone()),
-            // The run that follows the stopped one is its own (ruling 24).
-            Some(true) if !queue && stops_run => (Action::Deliver, input.entry.run_id.clone()),
+            // The run that follows the stopped one is its own (ruling 24), or that of one that came before it.
+            Some(true) if !queue && (stops_run || self.is_stopping()) => (Action::Deliver, self.follow_up(&mut input)),
             Some(true) if !queue => {
                 input.joined = true;
                 let run_id = self.active_run().cloned().unwrap_or_else(|| input.entry.run_id.clone());
@@ -162,6 +163,23 @@ impl ThreadMachine {
                 }
             }
         }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.slot.as_ref().is_some_and(|slot| slot.state == SlotState::Stopping)
+    }
+
+    /// The run that takes this input after the one in the slot: that of the first input of its agent that waits to have
+    /// one, since one run takes them all (SIG-162); else its own (HTTP-079).
+    fn follow_up(&self, input: &mut Input) -> RunId {
+        let first = self.pending.iter().find(|held| held.entry.agent_id == input.entry.agent_id && !held.joined);
+        let recovered = self.recovered.front().filter(|run| run.agent_id == input.entry.agent_id);
+        let run_id = recovered.map(|run| &run.run_id).or(first.map(|first| &first.entry.run_id));
+        if let Some(run_id) = run_id.filter(|_| self.slot.is_none() || recovered.is_none()) {
+            input.joined = true;
+            input.entry.run_id = run_id.clone();
+        }
+        input.entry.run_id.clone()
     }
 
     pub(super) fn expected_run(&self, input: &Input) -> RunId {

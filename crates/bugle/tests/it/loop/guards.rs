@@ -8,7 +8,7 @@ use bugle::{
     chunk::FinishReason,
     json::{Value, json},
     model::{ModelSettings, Script, Timeouts},
-    processor::{InputProcessor, ProcessInput, ProcessorError},
+    processor::{Context, Hook, HookSet, Input, Outcome, Processor},
     runtime::AbortOptions,
     scorer::{Score, Scorer, ScorerError, ScorerInput, TaskCompletion},
 };
@@ -22,11 +22,15 @@ use crate::support::World;
 struct Deaf(Arc<Notify>);
 
 #[async_trait]
-impl InputProcessor for Deaf {
+impl Processor for Deaf {
     fn id(&self) -> &'static str {
         "deaf"
     }
-    async fn process_input(&self, input: &mut ProcessInput<'_>) -> Result<(), ProcessorError> {
+    fn hooks(&self) -> HookSet {
+        HookSet::of(&[Hook::Input])
+    }
+
+    async fn process_input(&self, _: &mut Context<'_>, input: &mut Input) -> Outcome {
         if input.messages.iter().any(|message| message.joined_text() == "deaf") {
             self.0.notify_one();
             std::future::pending::<()>().await;

@@ -7,7 +7,7 @@ use bugle::{
     chunk::{FinishReason, Payload},
     json::json,
     model::{Gate, Script, ScriptedModel},
-    processor::{InputProcessor, ProcessInput, ProcessorError},
+    processor::{Context, Hook, HookSet, Input, Outcome, Processor, ProcessorError},
     tool::{Tool, ToolContext},
 };
 
@@ -98,12 +98,16 @@ async fn sig_204_follow_up_gives_it_a_run_with_a_fresh_budget() {
 struct Guard;
 
 #[async_trait]
-impl InputProcessor for Guard {
+impl Processor for Guard {
     fn id(&self) -> &'static str {
         "guard"
     }
 
-    async fn process_input(&self, input: &mut ProcessInput<'_>) -> Result<(), ProcessorError> {
+    fn hooks(&self) -> HookSet {
+        HookSet::of(&[Hook::Input])
+    }
+
+    async fn process_input(&self, _: &mut Context<'_>, input: &mut Input) -> Outcome {
         for message in input.messages.iter() {
             match message.joined_text().as_str() {
                 "bad" => return Err(ProcessorError::tripwire("not allowed")),

@@ -246,6 +246,7 @@ impl Tree {
         let abort_at = rng.chance(15).then(|| 1 + rng.below(12));
         let mut tree = Self {
             rng,
+            abort_at,
             top,
             oracle,
             store,

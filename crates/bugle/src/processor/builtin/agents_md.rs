@@ -1,0 +1,442 @@
+//! Shows the model the instruction files of the places its tools touch (PROC §9).
+
+use std::{
+    collections::HashSet,
+    fmt, fs,
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+
+use super::estimate_tokens;
+use crate::{
+    agent::RequestContext,
+    json::{Object, Value, json},
+    message::{Part, Role, StoredMessage, ToolState},
+    processor::{Context, Hook, HookSet, InputStep, OnError, Outcome, Processor},
+    signal::{Attributes, Signal, SignalInput},
+};
+
+/// Names of instruction files, best first (PROC-091).
+const NAMES: [&str; 3] = ["AGENTS.md", "CLAUDE.md", "CONTEXT.md"];
+/// Arguments that name a path (PROC-090).
+const PATH_FIELDS: [&str; 7] = ["path", "file", "filePath", "target", "targetPath", "dest", "destination"];
+/// The `type` attribute of a reminder.
+const KIND: &str = "dynamic-agents-md";
+/// The most files that one step shows (PROC-096).
+const PER_STEP: usize = 4;
+
+/// How files are looked at. Methods may block; they are called away from the runtime's threads.
+pub trait InstructionReader: Send + Sync {
+    /// Whether a file is there.
+    fn exists(&self, path: &Path) -> bool;
+    /// Whether it is a directory.
+    fn is_directory(&self, path: &Path) -> bool;
+    /// Its text; `None` if it cannot be read.
+    fn read(&self, path: &Path) -> Option<String>;
+    /// What two paths of one file have in common.
+    fn identity(&self, path: &Path) -> PathBuf;
+}
+
+/// Files of this machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LocalReader;
+
+impl InstructionReader for LocalReader {
+    fn exists(&self, path: &Path) -> bool {
+        path.is_file()
+    }
+    fn is_directory(&self, path: &Path) -> bool {
+        path.is_dir()
+    }
+    fn read(&self, path: &Path) -> Option<String> {
+        fs::read_to_string(path).ok()
+    }
+    fn identity(&self, path: &Path) -> PathBuf {
+        fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
+    }
+}
+
+type Enabled = Arc<dyn Fn(&RequestContext) -> bool + Send + Sync>;
+
+/// Adds a reminder with the text of `AGENTS.md` (or `CLAUDE.md`, `CONTEXT.md`) when a tool has touched a path below it.
+/// Each file is shown once per thread, at most four a step, outermost first. Nothing outside of the root is read.
+///
+/// ```
+/// use bugle::processor::builtin::AgentsMd;
+/// let injector = AgentsMd::new("/repo").max_tokens(2000);
+/// ```
+#[derive(Clone)]
+pub struct AgentsMd {
+    root: PathBuf,
+    max_tokens: usize,
+    reminder_text: Option<String>,
+    ignored: Vec<PathBuf>,
+    nearest_only: bool,
+    enabled: Option<Enabled>,
+    reader: Arc<dyn InstructionReader>,
+}
+
+impl fmt::Debug for AgentsMd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AgentsMd").field("root", &self.root).finish_non_exhaustive()
+    }
+}
+
+impl AgentsMd {
+    /// Files below `root`; relative paths of tools are taken from there (PROC-095).
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self {
+            root: root.into(),
+            max_tokens: 1000,
+            reminder_text: None,
+            ignored: Vec::new(),
+            nearest_only: false,
+            enabled: None,
+            reader: Arc::new(LocalReader),
+        }
+    }
+
+    /// The most estimated tokens of one file; default 1000. What is longer is cut at a line's end.
+    #[must_use]
+    pub fn max_tokens(mut self, tokens: usize) -> Self {
+        self.max_tokens = tokens.max(1);
+        self
+    }
+
+    /// Shown in the place of a file that is empty or cannot be read; without, nothing is.
+    #[must_use]
+    pub fn reminder_text(mut self, text: impl Into<String>) -> Self {
+        self.reminder_text = Some(text.into());
+        self
+    }
+
+    /// Files that are never shown.
+    #[must_use]
+    pub fn ignored(mut self, paths: Vec<PathBuf>) -> Self {
+        self.ignored = paths;
+        self
+    }
+
+    /// Only the nearest file of a path, and one file a step, as the reference does (PROC-092).
+    #[must_use]
+    pub fn nearest_only(mut self) -> Self {
+        self.nearest_only = true;
+        self
+    }
+
+    /// Works only where `enabled` says so.
+    #[must_use]
+    pub fn enabled_if(mut self, enabled: impl Fn(&RequestContext) -> bool + Send + Sync + 'static) -> Self {
+        self.enabled = Some(Arc::new(enabled));
+        self
+    }
+
+    /// Another way to look at files.
+    #[must_use]
+    pub fn reader(mut self, reader: Arc<dyn InstructionReader>) -> Self {
+        self.reader = reader;
+        self
+    }
+
+    /// The files to show now, with their texts, outermost first.
+    fn find(&self, touched: &[String], shown: &HashSet<PathBuf>) -> Vec<(PathBuf, String)> {
+        let reader = &*self.reader;
+        let root = reader.identity(&self.root);
+        let known: HashSet<PathBuf> = shown.iter().map(|path| reader.identity(path)).collect();
+        let ignored: HashSet<PathBuf> = self.ignored.iter().map(|path| reader.identity(&self.absolute(path))).collect();
+        let limit = if self.nearest_only { 1 } else { PER_STEP };
+        let mut found: Vec<(PathBuf, PathBuf, String)> = Vec::new();
+        for path in touched {
+            let path = self.absolute(Path::new(path));
+            let mut files = self.files_for(&path);
+            if self.nearest_only {
+                files.drain(..files.len().saturating_sub(1));
+            }
+            for file in files {
+                if found.len() == limit {
+                    break;
+                }
+                let identity = reader.identity(&file);
+                // Symlinks that leave the root are not followed (PROC-095).
+                let outside = !identity.starts_with(&root);
+                let new = !known.contains(&identity) && !found.iter().any(|(_, held, _)| *held == identity);
+                if outside || !new || ignored.contains(&identity) {
+                    continue;
+                }
+                if let Some(text) = self.text_of(&file) {
+                    found.push((file, identity, text));
+                }
+            }
+            if found.len() == limit {
+                break;
+            }
+        }
+        found.sort_by_key(|(file, _, _)| file.components().count());
+        found.into_iter().map(|(file, _, text)| (file, text)).collect()
+    }
+
+    /// The instruction files that hold for a path, outermost first.
+    fn files_for(&self, path: &Path) -> Vec<PathBuf> {
+        if !path.starts_with(&self.root) {
+            return Vec::new();
+        }
+        let is_instructions = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| NAMES.iter().any(|known| known.eq_ignore_ascii_case(name)));
+        if is_instructions && self.nearest_only {
+            return vec![path.to_owned()];
+        }
+        let from = if self.reader.is_directory(path) { Some(path) } else { path.parent() };
+        let mut files = Vec::new();
+        let mut directory = from;
+        while let Some(here) = directory.filter(|here| here.starts_with(&self.root)) {
+            let first = NAMES.iter().map(|name| here.join(name)).find(|file| self.reader.exists(file));
+            files.extend(first);
+            directory = here.parent();
+        }
+        files.reverse();
+        files
+    }
+
+    fn text_of(&self, file: &Path) -> Option<String> {
+        let text = self.reader.read(file).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        match text {
+            Some(text) => Some(cut(&text, self.max_tokens)),
+            None => self.reminder_text.clone(),
+        }
+    }
+
+    /// An absolute path without `.` and `..`.
+    fn absolute(&self, path: &Path) -> PathBuf {
+        let mut out = PathBuf::new();
+        for component in self.root.join(path).components() {
+            match component {
+                Component::CurDir => {}
+                Component::ParentDir => {
+                    out.pop();
+                }
+                other => out.push(other),
+            }
+        }
+        out
+    }
+}
+
+/// The text up to a number of tokens, whole lines.
+fn cut(text: &str, max_tokens: usize) -> String {
+    if estimate_tokens(text) <= max_tokens {
+        return text.to_owned();
+    }
+    let mut kept = String::new();
+    for line in text.lines() {
+        if estimate_tokens(&kept) + estimate_tokens(line) + 1 > max_tokens {
+            break;
+        }
+        kept.push_str(line);
+        kept.push('\n');
+    }
+    if kept.is_empty() {
+        kept = text.chars().take(max_tokens * 4).collect();
+    }
+    format!("{}\n[cut: the file goes on]", kept.trim_end())
+}
+
+/// The paths that finished calls have touched, newest first.
+fn touched(messages: &[StoredMessage]) -> Vec<String> {
+    let mut paths: Vec<String> = Vec::new();
+    let parts = messages.iter().rev().flat_map(|message| message.content.parts.iter().rev());
+    for part in parts {
+        let Part::ToolInvocation(call) = part else { continue };
+        let call = &call.tool_invocation;
+        if call.state != ToolState::Result {
+            continue;
+        }
+        let parsed;
+        let args = match &call.args {
+            Value::String(text) => {
+                parsed = serde_json::from_str::<Value>(text).unwrap_or_default();
+                &parsed
+            }
+            args => args,
+        };
+        for field in PATH_FIELDS {
+            if let Some(path) = args.get(field).and_then(Value::as_str).filter(|path| !path.trim().is_empty())
+                && !paths.iter().any(|known| known == path)
+            {
+                paths.push(path.to_owned());
+            }
+        }
+    }
+    paths
+}
+
+/// The files that the conversation shows already (PROC-092).
+fn shown(messages: &[StoredMessage]) -> HashSet<PathBuf> {
+    let mut shown = HashSet::new();
+    for message in messages.iter().filter(|message| matches!(message.role, Role::Signal | Role::User)) {
+        if let Some(signal) = Signal::from_stored(message) {
+            let of_kind = |at: Option<&Value>| at.and_then(Value::as_str) == Some(KIND);
+            let metadata = signal.metadata.as_ref();
+            let attributes = signal.attributes.as_ref();
+            if of_kind(metadata.and_then(|metadata| metadata.get("type"))) {
+                shown.extend(metadata.and_then(|metadata| metadata.get("path")?.as_str()).map(PathBuf::from));
+            }
+            if of_kind(attributes.and_then(|attributes| attributes.get("type"))) {
+                shown.extend(attributes.and_then(|attributes| attributes.get("path")?.as_str()).map(PathBuf::from));
+            }
+        }
+        let text = message.joined_text();
+        let mut rest = text.as_str();
+        while let Some(at) = rest.find("type=\"dynamic-agents-md\"") {
+            rest = &rest[at + 1..];
+            let tag = rest.split('>').next().unwrap_or_default();
+            let path = tag.split("path=\"").nth(1).and_then(|after| after.split('"').next());
+            shown.extend(path.map(|path| PathBuf::from(html_escape::decode_html_entities(path).into_owned())));
+        }
+    }
+    shown
+}
+
+fn reminder(path: &Path, text: String) -> SignalInput {
+    // Also from Windows, paths are shown with slashes (PROC-094).
+    let path = path.to_string_lossy().replace('\\', "/");
+    let attributes: Attributes = [("type".to_owned(), json!(KIND)), ("path".to_owned(), json!(path))].into();
+    let mut metadata = Object::new();
+    metadata.insert("path".to_owned(), json!(path));
+    metadata.insert("type".to_owned(), json!(KIND));
+    SignalInput { attributes: Some(attributes), metadata: Some(metadata), ..SignalInput::new("reactive", text) }
+}
+
+#[async_trait]
+impl Processor for AgentsMd {
+    fn id(&self) -> &'static str {
+        "agents-md-injector"
+    }
+
+    fn hooks(&self) -> HookSet {
+        HookSet::of(&[Hook::InputStep])
+    }
+
+    fn on_error(&self) -> OnError {
+        OnError::Pass
+    }
+
+    async fn process_input_step(&self, cx: &mut Context<'_>, _: &mut InputStep) -> Outcome {
+        if self.enabled.as_ref().is_some_and(|enabled| !enabled(cx.request_context())) {
+            return Ok(());
+        }
+        let touched = touched(cx.messages());
+        if touched.is_empty() {
+            return Ok(());
+        }
+        let shown = shown(cx.messages());
+        let this = self.clone();
+        // Files are looked at away from the runtime's threads.
+        let found = tokio::task::spawn_blocking(move || this.find(&touched, &shown)).await.unwrap_or_default();
+        for (path, text) in found {
+            cx.send_signal(reminder(&path, text)).await?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    struct Files(HashMap<&'static str, &'static str>);
+
+    impl InstructionReader for Files {
+        fn exists(&self, path: &Path) -> bool {
+            self.0.contains_key(path.to_str().unwrap())
+        }
+        fn is_directory(&self, path: &Path) -> bool {
+            path.extension().is_none()
+        }
+        fn read(&self, path: &Path) -> Option<String> {
+            self.0.get(path.to_str().unwrap()).map(|text| (*text).to_owned())
+        }
+        fn identity(&self, path: &Path) -> PathBuf {
+            path.to_owned()
+        }
+    }
+
+    fn injector() -> AgentsMd {
+        let files = HashMap::from([
+            ("/AGENTS.md", "outside"),
+            ("/repo/AGENTS.md", "root"),
+            ("/repo/pkg/AGENTS.md", "pkg <rules> & more"),
+            ("/repo/pkg/CLAUDE.md", "second choice"),
+            ("/repo/doc/CLAUDE.md", "doc"),
+            ("/repo/empty/AGENTS.md", "  \n"),
+        ]);
+        AgentsMd::new("/repo").reader(Arc::new(Files(files)))
+    }
+
+    fn find(injector: &AgentsMd, touched: &[&str], shown: &[&str]) -> Vec<String> {
+        let touched: Vec<String> = touched.iter().map(|path| (*path).to_owned()).collect();
+        let found = injector.find(&touched, &shown.iter().map(PathBuf::from).collect());
+        found.into_iter().map(|(path, _)| path.to_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn proc_096_all_files_up_to_the_root_outermost_first_and_095_nothing_outside() {
+        let all = injector();
+        assert_eq!(find(&all, &["pkg/x.ts"], &[]), ["/repo/AGENTS.md", "/repo/pkg/AGENTS.md"]);
+        assert_eq!(find(&all, &["pkg/x.ts"], &["/repo/AGENTS.md"]), ["/repo/pkg/AGENTS.md"]);
+        assert_eq!(find(&all, &["/etc/passwd", "../x.ts", "pkg/../../x"], &[]), [""; 0]);
+        assert_eq!(find(&all, &["doc/a.md"], &["/repo/AGENTS.md"]), ["/repo/doc/CLAUDE.md"]);
+        assert_eq!(find(&all, &["empty/a.md"], &["/repo/AGENTS.md"]), [""; 0]);
+        let told = all.clone().reminder_text("read it");
+        assert_eq!(find(&told, &["empty/a.md"], &["/repo/AGENTS.md"]), ["/repo/empty/AGENTS.md"]);
+        let ignoring = all.ignored(vec!["AGENTS.md".into()]);
+        assert_eq!(find(&ignoring, &["pkg/x.ts"], &[]), ["/repo/pkg/AGENTS.md"]);
+    }
+
+    #[test]
+    fn proc_092_nearest_only_one_file_a_step() {
+        let nearest = injector().nearest_only();
+        // Newest first: y.ts was read last.
+        let touched = ["/repo/y.ts", "/repo/pkg/x.ts"];
+        assert_eq!(find(&nearest, &touched, &[]), ["/repo/AGENTS.md"]);
+        assert_eq!(find(&nearest, &touched, &["/repo/AGENTS.md"]), ["/repo/pkg/AGENTS.md"]);
+        assert_eq!(find(&nearest, &touched, &["/repo/AGENTS.md", "/repo/pkg/AGENTS.md"]), [""; 0]);
+        assert_eq!(find(&nearest, &["pkg/agents.md"], &[]), [""; 0], "named itself, but not there");
+        assert_eq!(find(&nearest, &["pkg/CLAUDE.md"], &[]), ["/repo/pkg/CLAUDE.md"], "PROC-091: named itself");
+    }
+
+    #[test]
+    fn proc_093_long_files_are_cut_at_a_line() {
+        let text = "first line\nsecond line\nthird line";
+        assert_eq!(cut(text, 100), text);
+        assert_eq!(cut(text, 6), "first line\n[cut: the file goes on]");
+        let signal = reminder(Path::new("/repo/pkg/AGENTS.md"), "pkg <rules> & more".into());
+        let signal = signal.normalise(|| "s".into(), Default::default()).unwrap();
+        let crate::model::PromptMessage::User { content, .. } = signal.to_prompt() else { panic!() };
+        let crate::model::UserPart::Text { text, .. } = &content[0] else { panic!() };
+        assert_eq!(
+            text,
+            r#"<system-reminder type="dynamic-agents-md" path="/repo/pkg/AGENTS.md">pkg &lt;rules&gt; &amp; more</system-reminder>"#
+        );
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn proc_095_a_symlink_that_leaves_the_root_is_not_followed() {
+        let base = std::env::temp_dir().join(format!("bugle-agents-md-{}", std::process::id()));
+        let (root, outside) = (base.join("repo"), base.join("outside"));
+        fs::create_dir_all(root.join("pkg")).unwrap();
+        fs::create_dir_all(&outside).unwrap();
+        fs::write(outside.join("AGENTS.md"), "stolen").unwrap();
+        fs::write(root.join("AGENTS.md"), "root").unwrap();
+        std::os::unix::fs::symlink(outside.join("AGENTS.md"), root.join("pkg/AGENTS.md")).unwrap();
+        let found = AgentsMd::new(&root).find(&["pkg/x".to_owned()], &HashSet::new());
+        assert_eq!(found, [(root.join("AGENTS.md"), "root".to_owned())]);
+        fs::remove_dir_all(&base).unwrap();
+    }
+}

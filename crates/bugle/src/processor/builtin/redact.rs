@@ -1,0 +1,222 @@
+//! Redaction of text that comes in pieces: what comes out is what redaction of the whole text gives, and no piece of a
+//! match ever leaves (PROC-074).
+
+use regex::Regex;
+
+/// What to look for.
+#[derive(Debug, Clone)]
+pub struct Rule {
+    /// Its name, for people and for the default replacement.
+    pub name: String,
+    pattern: Regex,
+    /// The most characters from a match's start within which it is recognised.
+    recognised_within: usize,
+    /// How many characters after a match may still make it longer.
+    lookahead: usize,
+}
+
+impl Rule {
+    /// A rule; its matches are recognised within `recognised_within` characters from their start, such as the length of
+    /// the longest match. In a stream so much text is held back.
+    ///
+    /// # Errors
+    /// The pattern's error, for people.
+    pub fn new(name: impl Into<String>, pattern: &str, recognised_within: usize) -> Result<Self, String> {
+        let pattern = Regex::new(pattern).map_err(|error| format!("the pattern is wrong: {error}"))?;
+        if pattern.is_match("") {
+            return Err("the pattern matches nothing at all, so it would match everywhere".to_owned());
+        }
+        Ok(Self { name: name.into(), pattern, recognised_within: recognised_within.clamp(1, 4096), lookahead: 1 })
+    }
+
+    /// Lets a match grow by an optional end of so many characters.
+    #[must_use]
+    pub fn with_lookahead(mut self, characters: usize) -> Self {
+        self.lookahead = characters.clamp(1, 4096);
+        self
+    }
+
+    /// Whether the text holds a match.
+    pub fn is_match(&self, text: &str) -> bool {
+        self.pattern.is_match(text)
+    }
+}
+
+/// Replaces matches in text that comes in pieces. Holds at most as much back as the longest rule needs, and a match that
+/// is still growing, up to 64 KiB.
+///
+/// ```
+/// use bugle::processor::builtin::{Redactor, Rule};
+/// let rules = vec![Rule::new("pin", "[0-9]{4}", 4)?];
+/// let mut redactor = Redactor::new();
+/// let mut out = redactor.push(&rules, "code 12", &|rule| format!("[{}]", rule.name));
+/// out += &redactor.push(&rules, "34.", &|rule| format!("[{}]", rule.name));
+/// out += &redactor.finish(&rules, &|rule| format!("[{}]", rule.name));
+/// assert_eq!(out, "code [pin].");
+/// # Ok::<(), String>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Redactor {
+    /// The last character that has left, for word boundaries, then what is held.
+    buffer: String,
+    /// Where what is held begins.
+    from: usize,
+    /// The names of the rules that have matched.
+    pub found: Vec<String>,
+}
+
+/// A match that goes on for longer is cut here.
+const HELD_MAX: usize = 64 * 1024;
+
+impl Redactor {
+    /// Nothing is held.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes in text; gives what may leave.
+    pub fn push(&mut self, rules: &[Rule], text: &str, replace: &dyn Fn(&Rule) -> String) -> String {
+        self.buffer.push_str(text);
+        self.drain(rules, false, replace)
+    }
+
+    /// The text is over: gives what was held.
+    pub fn finish(&mut self, rules: &[Rule], replace: &dyn Fn(&Rule) -> String) -> String {
+        let out = self.drain(rules, true, replace);
+        self.buffer.clear();
+        self.from = 0;
+        out
+    }
+
+    /// Redacts a whole text.
+    pub fn whole(&mut self, rules: &[Rule], text: &str, replace: &dyn Fn(&Rule) -> String) -> String {
+        let mut out = self.push(rules, text, replace);
+        out.push_str(&self.finish(rules, replace));
+        out
+    }
+
+    fn drain(&mut self, rules: &[Rule], over: bool, replace: &dyn Fn(&Rule) -> String) -> String {
+        let mut out = String::new();
+        let hold = rules.iter().map(|rule| rule.recognised_within + rule.lookahead).max().unwrap_or(0);
+        let over = over || self.buffer.len() - self.from > HELD_MAX;
+        // A match that starts before this place is fully visible.
+        let safe = if over { self.buffer.len() } else { back(&self.buffer, self.from, hold) };
+        let mut at = self.from;
+        while at < safe {
+            // The leftmost match; among those the first rule's.
+            let next = rules
+                .iter()
+                .filter_map(|rule| rule.pattern.find_at(&self.buffer, at).map(|found| (rule, found)))
+                .min_by_key(|(_, found)| found.start());
+            match next {
+                Some((rule, found)) if found.start() < safe => {
+                    let grows = !over && back(&self.buffer, self.from, rule.lookahead) < found.end();
+                    out.push_str(&self.buffer[at..found.start()]);
+                    if grows {
+                        at = found.start();
+                        break;
+                    }
+                    out.push_str(&replace(rule));
+                    if !self.found.contains(&rule.name) {
+                        self.found.push(rule.name.clone());
+                    }
+                    at = found.end();
+                }
+                _ => {
+                    out.push_str(&self.buffer[at..safe]);
+                    at = safe;
+                }
+            }
+        }
+        // One character stays for the boundaries of what comes.
+        let keep = self.buffer[..at].char_indices().next_back().map_or(0, |(place, _)| place);
+        self.buffer.drain(..keep);
+        self.from = at - keep;
+        out
+    }
+}
+
+/// The place `characters` before the end of `text`, but not before `from`.
+fn back(text: &str, from: usize, characters: usize) -> usize {
+    let mut places = text[from..].char_indices().rev();
+    match characters.checked_sub(1) {
+        None => text.len(),
+        Some(skip) => places.nth(skip).map_or(from, |(place, _)| from + place),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::processor::builtin::preset;
+
+    fn shown(rule: &Rule) -> String {
+        format!("[{}]", rule.name)
+    }
+
+    fn in_pieces(rules: &[Rule], text: &str, cuts: &[usize]) -> (String, bool) {
+        let mut redactor = Redactor::new();
+        let (mut out, mut rest, mut leaked) = (String::new(), text, false);
+        let mut pushed = String::new();
+        for cut in cuts {
+            let end = rest.char_indices().nth(*cut).map_or(rest.len(), |(place, _)| place);
+            let (piece, later) = rest.split_at(end);
+            pushed.push_str(piece);
+            out.push_str(&redactor.push(rules, piece, &shown));
+            rest = later;
+        }
+        out.push_str(&redactor.push(rules, rest, &shown));
+        out.push_str(&redactor.finish(rules, &shown));
+        leaked |= rules.iter().any(|rule| rule.is_match(&out));
+        (out, leaked)
+    }
+
+    #[test]
+    fn proc_074_a_single_rule_redacts_as_replace_all_does() {
+        let rule = Rule::new("n", r"\b[0-9]{3,5}\b", 5).unwrap();
+        let text = "1 123 a4567 89012 999999 77\u{e9}123";
+        let expected = regex::Regex::new(r"\b[0-9]{3,5}\b").unwrap().replace_all(text, "[n]").into_owned();
+        let rules = [rule];
+        for size in 1..8 {
+            let cuts = vec![size; 40];
+            assert_eq!(in_pieces(&rules, text, &cuts).0, expected, "pieces of {size}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn proc_074_redaction_does_not_depend_on_the_chunks(
+            words in proptest::collection::vec(prop_oneof![
+                Just("ann@example.com".to_owned()), Just("4111 1111 1111 1111".to_owned()), Just("555-12-3456".to_owned()),
+                Just("ghp_0123456789abcdefghijABCDEFGHIJ012345".to_owned()), Just("AKIAIOSFODNN7EXAMPLE".to_owned()),
+                Just("-----BEGIN PRIVATE KEY-----\nMIIabc+/=\nQQ==\n-----END PRIVATE KEY-----".to_owned()),
+                Just("sk-abcdefghijklmnopqrstuvwxyz0123456789".to_owned()), Just("10.0.0.255".to_owned()),
+                "[a-z0-9@. -]{0,12}", Just("é".to_owned()), Just(" ".to_owned()), Just(".".to_owned()),
+            ], 0..12),
+            cuts in proptest::collection::vec(0usize..9, 0..60),
+        ) {
+            let text = words.concat();
+            let names = crate::processor::builtin::preset_names();
+            let rules: Vec<Rule> = names.iter().map(|name| preset(name).unwrap()).collect();
+            let whole = Redactor::new().whole(&rules, &text, &shown);
+            let (pieces, _) = in_pieces(&rules, &text, &cuts);
+            prop_assert_eq!(pieces, whole);
+        }
+
+        #[test]
+        fn proc_074_no_piece_of_a_secret_leaves(cut in 0usize..40, before in "[a-z ]{0,20}") {
+            let secret = "ghp_0123456789abcdefghijABCDEFGHIJ012345";
+            let rules = [preset("github-token").unwrap()];
+            let mut redactor = Redactor::new();
+            let text = format!("{before} {secret}");
+            let end = (before.len() + 1 + cut).min(text.len());
+            let shown_first = redactor.push(&rules, &text[..end], &shown);
+            prop_assert!(!shown_first.contains("ghp_"), "{}", shown_first);
+            let mut all = shown_first + &redactor.push(&rules, &text[end..], &shown);
+            all += &redactor.finish(&rules, &shown);
+            prop_assert_eq!(all, format!("{before} [github-token]"));
+        }
+    }
+}

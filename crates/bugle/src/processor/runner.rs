@@ -1,0 +1,368 @@
+//! Runs the hooks of one run in order: slots, panics, failures, violations (PROC §1, §5).
+
+use std::panic::AssertUnwindSafe;
+
+use futures::FutureExt;
+
+use super::{
+    ApiFailure, Chunks, Context, Desk, Flush, Hook, HookSet, Input, InputStep, LlmRequest, LlmResponse, OnError,
+    Outcome, OutputResult, OutputStep, Processor, ProcessorError, Processors, Recovery, RunInfo, SharedProcessor, Slot,
+    ToolResult, Violation,
+};
+use crate::{
+    chunk::{Chunk, ChunkBody, ErrorInfo, Payload, TripwirePayload},
+    json::json,
+    signal::{LaneView, StateInput},
+};
+
+/// Retries of failed requests where nobody says how many (PROC-061).
+const ERROR_RETRIES: u32 = 3;
+
+/// Why the hooks of a point did not all run.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Stop {
+    /// A processor has stopped the run.
+    Tripwire(TripwirePayload),
+    /// A processor broke, and does not let unjudged things pass.
+    Failed { processor_id: String, error: ErrorInfo },
+}
+
+struct Entry {
+    processor: SharedProcessor,
+    hooks: HookSet,
+    slot: usize,
+}
+
+/// The processors of one run, and what they keep.
+pub(crate) struct Runner {
+    input: Vec<Entry>,
+    output: Vec<Entry>,
+    error: Vec<Entry>,
+    slots: Vec<Slot>,
+    hooks: HookSet,
+    info: RunInfo,
+    /// Counts retries of the step under way.
+    pub(crate) retry_count: u32,
+    max_retries: Option<u32>,
+    /// Whose input hook is working.
+    working: Option<String>,
+}
+
+/// Runs one hook of the processors of a list, up to the first that stops.
+macro_rules! each {
+    ($runner:ident, $list:ident, $hook:expr, $desk:ident, |$processor:ident, $cx:ident| $call:expr) => {{
+        let Runner { $list: list, slots, info, retry_count, .. } = &mut *$runner;
+        for entry in list.iter().filter(|entry| entry.hooks.has($hook)) {
+            let $processor = &*entry.processor;
+            let mut context = Context {
+                info: &*info,
+                hook: $hook,
+                lane: $processor.state_id(),
+                retry_count: *retry_count,
+                slot: &mut slots[entry.slot],
+                desk: &mut *$desk,
+            };
+            let $cx = &mut context;
+            let outcome = AssertUnwindSafe($call).catch_unwind().await;
+            judge($processor, $hook, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))?;
+        }
+    }};
+}
+
+impl Runner {
+    pub(crate) fn new(lists: [&Processors; 3], max_retries: Option<u32>, info: RunInfo) -> Self {
+        const INPUT: [Hook; 5] = [Hook::Input, Hook::InputStep, Hook::State, Hook::LlmRequest, Hook::LlmResponse];
+        const OUTPUT: [Hook; 4] = [Hook::OutputStream, Hook::OutputStep, Hook::ToolResult, Hook::OutputResult];
+        let mut ids: Vec<String> = Vec::new();
+        let mut hooks = HookSet::default();
+        let mut entries = |list: &Processors, of: &[Hook]| -> Vec<Entry> {
+            let mut entries = Vec::new();
+            for processor in list.iter() {
+                let has = processor.hooks();
+                hooks = hooks.and(has.only(of)).and(has.only(&[Hook::ApiError]));
+                // One id, one slot, also across lists (PROC-030).
+                let known = ids.iter().position(|id| id == processor.id());
+                let slot = known.unwrap_or_else(|| {
+                    ids.push(processor.id().to_owned());
+                    ids.len() - 1
+                });
+                if !has.is_empty() {
+                    entries.push(Entry { processor: processor.clone(), hooks: has, slot });
+                }
+            }
+            entries
+        };
+        let input = entries(lists[0], &INPUT);
+        let output = entries(lists[1], &OUTPUT);
+        let error = entries(lists[2], &[]);
+        let slots = ids.iter().map(|_| Slot::default()).collect();
+        Self { input, output, error, slots, hooks, info, retry_count: 0, max_retries, working: None }
+    }
+
+    /// Whether any processor works at this point.
+    pub(crate) fn has(&self, hook: Hook) -> bool {
+        self.hooks.has(hook)
+    }
+
+    /// How often a step may be tried again (PROC-053).
+    pub(crate) fn step_retries(&self) -> Option<u32> {
+        self.max_retries
+    }
+
+    /// How often a failed request may be tried again (PROC-061).
+    pub(crate) fn error_retries(&self) -> u32 {
+        if self.has(Hook::ApiError) { self.max_retries.unwrap_or(ERROR_RETRIES) } else { 0 }
+    }
+
+    pub(crate) async fn input(&mut self, desk: &mut dyn Desk, input: &mut Input) -> Result<(), Stop> {
+        let Self { input: list, slots, info, retry_count, working, .. } = self;
+        for entry in list.iter().filter(|entry| entry.hooks.has(Hook::Input)) {
+            let processor = &*entry.processor;
+            *working = Some(processor.id().to_owned());
+            let mut context = Context {
+                info: &*info,
+                hook: Hook::Input,
+                lane: processor.state_id(),
+                retry_count: *retry_count,
+                slot: &mut slots[entry.slot],
+                desk: &mut *desk,
+            };
+            let outcome = AssertUnwindSafe(processor.process_input(&mut context, input)).catch_unwind().await;
+            judge(processor, Hook::Input, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))?;
+        }
+        *working = None;
+        Ok(())
+    }
+
+    /// Whose input hook has no answer yet.
+    pub(crate) fn working(&self) -> Option<String> {
+        self.working.clone()
+    }
+
+    pub(crate) async fn input_step(&mut self, desk: &mut dyn Desk, step: &mut InputStep) -> Result<(), Stop> {
+        each!(self, input, Hook::InputStep, desk, |processor, cx| processor.process_input_step(cx, step));
+        Ok(())
+    }
+
+    pub(crate) async fn llm_request(&mut self, desk: &mut dyn Desk, request: &mut LlmRequest) -> Result<(), Stop> {
+        each!(self, input, Hook::LlmRequest, desk, |processor, cx| async {
+            let answered = request.response.clone();
+            let outcome = processor.process_llm_request(cx, request).await;
+            // The first answer wins (PROC-014).
+            if answered.is_some() {
+                request.response = answered;
+            }
+            outcome
+        });
+        Ok(())
+    }
+
+    pub(crate) async fn llm_response(&mut self, desk: &mut dyn Desk, response: &LlmResponse) -> Result<(), Stop> {
+        each!(self, input, Hook::LlmResponse, desk, |processor, cx| processor.process_llm_response(cx, response));
+        Ok(())
+    }
+
+    pub(crate) async fn output_step(&mut self, desk: &mut dyn Desk, step: &mut OutputStep) -> Result<(), Stop> {
+        each!(self, output, Hook::OutputStep, desk, |processor, cx| processor.process_output_step(cx, step));
+        Ok(())
+    }
+
+    pub(crate) async fn tool_result(&mut self, desk: &mut dyn Desk, result: &mut ToolResult) -> Result<(), Stop> {
+        each!(self, output, Hook::ToolResult, desk, |processor, cx| processor.process_tool_result(cx, result));
+        Ok(())
+    }
+
+    pub(crate) async fn output_result(&mut self, desk: &mut dyn Desk, result: &mut OutputResult) -> Result<(), Stop> {
+        each!(self, output, Hook::OutputResult, desk, |processor, cx| processor.process_output_result(cx, result));
+        Ok(())
+    }
+
+    /// Whether a failed request is tried again: all lists, the first yes wins (PROC-060). What breaks is logged, and the
+    /// failure stands (PROC-056).
+    pub(crate) async fn api_error(&mut self, desk: &mut dyn Desk, failure: &ApiFailure) -> Recovery {
+        let Self { input, output, error, slots, info, retry_count, .. } = self;
+        let mut asked: Vec<usize> = Vec::new();
+        for entry in input.iter().chain(output.iter()).chain(error.iter()) {
+            // The same instance in two lists is asked once.
+            let address = std::ptr::from_ref(&*entry.processor).cast::<()>().addr();
+            if !entry.hooks.has(Hook::ApiError) || asked.contains(&address) {
+                continue;
+            }
+            let processor = &*entry.processor;
+            let mut context = Context {
+                info: &*info,
+                hook: Hook::ApiError,
+                lane: processor.state_id(),
+                retry_count: *retry_count,
+                slot: &mut slots[entry.slot],
+                desk: &mut *desk,
+            };
+            let answer = AssertUnwindSafe(processor.process_api_error(&mut context, failure)).catch_unwind().await;
+            asked.push(address);
+            match answer.unwrap_or_else(|panic| Err(panicked(&*panic))) {
+                Ok(Recovery::Retry) => return Recovery::Retry,
+                Ok(Recovery::GiveUp) => {}
+                Err(problem) => {
+                    tracing::error!(processor = processor.id(), %problem, "an error processor failed; the error stands");
+                }
+            }
+        }
+        Recovery::GiveUp
+    }
+
+    /// The processors that have a lane: their places in the list, and the lanes.
+    pub(crate) fn lanes(&self) -> Vec<(usize, String)> {
+        let with_state = self.input.iter().enumerate().filter(|(_, entry)| entry.hooks.has(Hook::State));
+        with_state.map(|(at, entry)| (at, entry.processor.state_id().to_owned())).collect()
+    }
+
+    /// The state of one processor's lane.
+    pub(crate) async fn state(
+        &mut self,
+        desk: &mut dyn Desk,
+        at: usize,
+        lane: &LaneView,
+    ) -> Result<Option<StateInput>, Stop> {
+        let Self { input, slots, info, retry_count, .. } = self;
+        let Some(entry) = input.get(at) else { return Ok(None) };
+        let processor = &*entry.processor;
+        let mut context = Context {
+            info: &*info,
+            hook: Hook::State,
+            lane: processor.state_id(),
+            retry_count: *retry_count,
+            slot: &mut slots[entry.slot],
+            desk,
+        };
+        let outcome = AssertUnwindSafe(processor.compute_state_signal(&mut context, lane)).catch_unwind().await;
+        match outcome.unwrap_or_else(|panic| Err(panicked(&*panic))) {
+            Ok(state) => Ok(state),
+            Err(error) => Err(stop(processor, Hook::State, error)),
+        }
+    }
+
+    /// Passes a chunk through the stream hooks; what comes out is to be shown, in order.
+    pub(crate) async fn stream(&mut self, desk: &mut dyn Desk, chunk: Chunk) -> Result<Chunks, Stop> {
+        let Self { output, slots, info, retry_count, .. } = self;
+        let mut passing = Chunks::new();
+        passing.push(chunk);
+        for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
+            let mut next = Chunks::new();
+            for chunk in passing {
+                one(entry, slots, info, *retry_count, desk, chunk, &mut next).await?;
+            }
+            passing = next;
+        }
+        Ok(passing)
+    }
+
+    /// Asks the stream hooks for what they hold; what one gives passes those after it.
+    pub(crate) async fn flush(&mut self, desk: &mut dyn Desk, at: Flush) -> Result<Chunks, Stop> {
+        let Self { output, slots, info, retry_count, .. } = self;
+        let mut passing = Chunks::new();
+        for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
+            let mut next = Chunks::new();
+            for chunk in passing {
+                one(entry, slots, info, *retry_count, desk, chunk, &mut next).await?;
+            }
+            flush_one(entry, slots, info, *retry_count, desk, at, &mut next).await?;
+            passing = next;
+        }
+        Ok(passing)
+    }
+}
+
+/// One chunk through one stream hook.
+async fn one(
+    entry: &Entry,
+    slots: &mut [Slot],
+    info: &RunInfo,
+    retry_count: u32,
+    desk: &mut dyn Desk,
+    chunk: Chunk,
+    out: &mut Chunks,
+) -> Result<(), Stop> {
+    let processor = &*entry.processor;
+    if matches!(chunk.body, ChunkBody::Data(_)) && !processor.processes_data_parts() {
+        out.push(chunk);
+        return Ok(());
+    }
+    if matches!(chunk.payload(), Some(Payload::TextEnd { .. })) {
+        flush_one(entry, slots, info, retry_count, desk, Flush::Text, out).await?;
+    }
+    // Kept for a processor that breaks and lets things pass.
+    let spare = (processor.on_error() == OnError::Pass).then(|| chunk.clone());
+    let given = out.len();
+    let slot = &mut slots[entry.slot];
+    let lane = processor.state_id();
+    let mut context = Context { info, hook: Hook::OutputStream, lane, retry_count, slot, desk };
+    let outcome = AssertUnwindSafe(processor.process_output_stream(&mut context, chunk, out)).catch_unwind().await;
+    if let Err(error) = outcome.unwrap_or_else(|panic| Err(panicked(&*panic))) {
+        out.truncate(given);
+        let broke = matches!(error, ProcessorError::Failed(_));
+        judge(processor, Hook::OutputStream, Err(error))?;
+        if broke {
+            out.extend(spare);
+        }
+    }
+    Ok(())
+}
+
+async fn flush_one(
+    entry: &Entry,
+    slots: &mut [Slot],
+    info: &RunInfo,
+    retry_count: u32,
+    desk: &mut dyn Desk,
+    at: Flush,
+    out: &mut Chunks,
+) -> Result<(), Stop> {
+    let processor = &*entry.processor;
+    let slot = &mut slots[entry.slot];
+    let lane = processor.state_id();
+    let mut context = Context { info, hook: Hook::OutputStream, lane, retry_count, slot, desk };
+    let outcome = AssertUnwindSafe(processor.flush_output_stream(&mut context, at, out)).catch_unwind().await;
+    judge(processor, Hook::OutputStream, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))
+}
+
+/// A failure that its processor lets pass is logged and is none.
+fn judge(processor: &dyn Processor, hook: Hook, outcome: Outcome) -> Result<(), Stop> {
+    let Err(error) = outcome else { return Ok(()) };
+    if let ProcessorError::Failed(message) = &error
+        && processor.on_error() != OnError::Abort
+    {
+        tracing::error!(processor = processor.id(), hook = hook.name(), message, "a processor failed and is skipped");
+        return Ok(());
+    }
+    Err(stop(processor, hook, error))
+}
+
+fn stop(processor: &dyn Processor, hook: Hook, error: ProcessorError) -> Stop {
+    match error.into_payload(processor.id()) {
+        Ok(tripwire) => {
+            let violation = Violation {
+                processor_id: tripwire.processor_id.clone(),
+                hook,
+                message: tripwire.reason.clone(),
+                detail: tripwire.metadata.clone(),
+            };
+            tracing::info!(processor = processor.id(), hook = hook.name(), "a processor stopped the run");
+            if std::panic::catch_unwind(AssertUnwindSafe(|| processor.on_violation(&violation))).is_err() {
+                tracing::error!(processor = processor.id(), "on_violation panicked");
+            }
+            Stop::Tripwire(tripwire)
+        }
+        Err(message) => {
+            tracing::error!(processor = processor.id(), hook = hook.name(), message, "a processor failed");
+            let mut error = ErrorInfo::new("ProcessorError", format!("{message} (in {})", hook.name()));
+            error.details = Some(json!({ "processorId": processor.id(), "hook": hook.name() }));
+            Stop::Failed { processor_id: processor.id().to_owned(), error }
+        }
+    }
+}
+
+fn panicked(panic: &(dyn std::any::Any + Send)) -> ProcessorError {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    ProcessorError::Failed(format!("it panicked: {}", text.unwrap_or_else(|| "no message".to_owned())))
+}

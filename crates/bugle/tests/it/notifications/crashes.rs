@@ -1,0 +1,81 @@
+//! A process that dies between any two writes: nothing is lost, nothing is told twice (NOTIF-023, NOTIF-075).
+
+use std::{sync::Arc, time::Duration};
+
+use bugle::{
+    ThreadKey,
+    model::ScriptedModel,
+    notification::NotificationOptions,
+    storage::{MemoryStorage, SharedStorage},
+};
+
+use super::{clock, event, pass, records, runtime};
+use crate::{faulty::Faulty, support};
+
+/// Lets a process die after each number of writes, another one go on, and checks what came of it. `told` is what the
+/// texts of history must hold once each, for every record there is.
+async fn every_death(priorities: &[&str], told: &str) {
+    for writes in 0.. {
+        let clock = clock();
+        let memory = Arc::new(MemoryStorage::with_clock(clock.clone()));
+        let model = ScriptedModel::recording();
+        let mortal = Faulty::on(&memory, Some(writes));
+        let storage: SharedStorage = mortal.clone();
+        let agent = support::agent("plain", &model);
+        let first = runtime(&storage, &clock, NotificationOptions::default(), [agent]).await;
+        let batch = priorities.iter().map(|priority| event(priority, "[[say ok]] the event")).collect();
+        let sent = first.agent("plain").unwrap().send_notifications(batch).await;
+        pass(5).await;
+        first.shutdown(Duration::ZERO).await;
+        let died = mortal.is_dead();
+
+        let storage: SharedStorage = Faulty::on(&memory, None);
+        let agent = support::agent("plain", &model);
+        let second = runtime(&storage, &clock, NotificationOptions::default(), [agent]).await;
+        pass(400).await;
+        let what = format!("after {writes} writes");
+        let records = records(&storage).await;
+        assert!(sent.is_err() || records.len() == priorities.len(), "{what}: what was accepted is there");
+        let thread = ThreadKey::new("user", "thread");
+        let stored = storage.recent_messages(&thread, u32::MAX).await.unwrap();
+        let texts: Vec<String> = stored.iter().map(bugle::message::StoredMessage::joined_text).collect();
+        let shown = texts.iter().filter(|text| text.starts_with(told)).count();
+        if told == "github: " {
+            for record in &records {
+                assert!(record.summary_signal_id.is_some() && record.summary_at.is_none(), "{what}: {record:?}");
+                let by = stored.iter().filter(|message| Some(&message.id) == record.summary_signal_id.as_ref()).count();
+                assert_eq!(by, 1, "{what}: its summary is in the history");
+            }
+            let pending: usize = texts
+                .iter()
+                .filter_map(|text| text.strip_prefix(told))
+                .map(|count| count.parse::<usize>().unwrap())
+                .sum();
+            assert_eq!(pending, records.len(), "{what}: each is counted once: {texts:?}");
+        } else {
+            assert_eq!(shown, records.len(), "{what}: {texts:?}");
+            assert!(records.iter().all(|record| record.status == "delivered"), "{what}: {records:?}");
+        }
+        assert!(records.iter().all(|record| record.due_at().is_none()), "{what}: none is stuck");
+        second.shutdown(Duration::ZERO).await;
+        if !died {
+            assert!(writes > 4, "the process lived through all of it");
+            return;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_075_a_death_at_any_write_of_a_full_delivery() {
+    every_death(&["high"], "[[say ok]] the event").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_023_a_death_at_any_write_of_a_batch() {
+    every_death(&["urgent", "urgent"], "[[say ok]] the event").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_075_a_death_at_any_write_of_a_summary() {
+    every_death(&["low", "low"], "github: ").await;
+}
