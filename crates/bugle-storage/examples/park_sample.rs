@@ -1,6 +1,8 @@
 //! Writes runs that wait for a person, for `interop/approve.mjs` to go on with: `park_sample FILE`. Prints, one a line, run and
 //! call, and what they wait for.
 
+#![allow(clippy::print_stdout, reason = "it tells the script what it made")]
+
 use std::sync::Arc;
 
 use bugle::{
