@@ -243,7 +243,7 @@ impl Tree {
         let store = Faulty::new();
         let (bugle, agent) = Self::process(&top, &oracle, &store).await;
         let thread = ThreadKey::new("user", "thread");
-        let abort_at = rng.chance(15).then(|| 1 + rng.below(12));
+        let abort_at = rng.chance(15).then(|| rng.below(6));
         let mut tree = Self {
             rng,
             abort_at,
@@ -254,7 +254,6 @@ impl Tree {
             agent,
             thread,
             deaths: 0,
-            abort_at,
             aborted: false,
             approved: BTreeSet::new(),
         };
