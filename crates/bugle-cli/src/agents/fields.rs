@@ -529,7 +529,6 @@ struct ToolOptions {
     approval: Option<bool>,
 }
 
-
 fn is_id(id: &str) -> bool {
     id.len() <= 63
         && id.starts_with(|c: char| c.is_ascii_alphanumeric())

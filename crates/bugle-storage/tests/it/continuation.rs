@@ -7,6 +7,7 @@ use bugle::{
     memory::MemoryOptions,
     message::{Role, StoredMessage},
     model::{PromptMessage, Script, ScriptedModel},
+    notification::NotificationOptions,
     runtime::RunInput,
     storage::{Storage, ThreadQuery},
 };
@@ -84,7 +85,10 @@ async fn sto_7_2_every_conversation_of_the_reference_goes_on_and_nothing_else_ch
     let model = ScriptedModel::with_responses(threads.iter().map(|_| Script::new().text("I go on")));
     let agent =
         Agent::builder("made-up").model(Arc::new(model.clone())).memory(MemoryOptions::last(20)).build().unwrap();
-    let bugle = Bugle::builder().agent(agent).storage(open(&path)).build().await.unwrap();
+    // Notifications of the file that are due would be delivered: that is another change than this test's.
+    let notifications = NotificationOptions::builder().dispatch(false).build();
+    let builder = Bugle::builder().agent(agent).storage(open(&path)).notifications(notifications);
+    let bugle = builder.build().await.unwrap();
     let handle = bugle.agent("made-up").unwrap();
     for (at, thread) in threads.iter().enumerate() {
         let key = ThreadKey::new(thread.resource_id.as_str(), thread.id.as_str());

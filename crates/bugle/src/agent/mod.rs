@@ -12,16 +12,8 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    json::Object,
-    memory::MemoryOptions,
-    model::SharedModel,
-    notification::DeliveryPolicy,
-    processor::Processors,
-    provider::SharedProvider,
-    run::RunOptions,
-    scorer::TaskCompletion,
-    subagent::SubAgents,
-    tool::Tool,
+    json::Object, memory::MemoryOptions, model::SharedModel, notification::DeliveryPolicy, processor::Processors,
+    provider::SharedProvider, run::RunOptions, scorer::TaskCompletion, subagent::SubAgents, tool::Tool,
 };
 
 /// A value, or a function of the request context, evaluated once per run (LOOP-005).

@@ -64,8 +64,8 @@ pub struct RunOptions {
     /// Which tools make a step run its calls one after the other (LOOP-063).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_strategy: Option<ToolStrategy>,
-    /// The model may answer open suspensions itself, by calling the tool again with `resumeData` and
-    /// `suspendedToolCallId` (LOOP-127). Approvals never.
+    /// Asks that the model may answer open suspensions itself (LOOP-127). Kept with the run, but not acted on yet: a
+    /// suspension is answered by a person.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub auto_resume_suspended_tools: Option<bool>,
     /// At most so many tools at once (LOOP-063). Default 10.

@@ -8,9 +8,9 @@ mod tools;
 
 pub(crate) use ending::{aborted_direct, failed_direct, give_back};
 use ending::{fail_to_start, left_unread};
+use hooks::Hooks;
 use resume::Claiming;
 pub(crate) use resume::parked_of;
-use hooks::Hooks;
 
 use std::{collections::VecDeque, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 

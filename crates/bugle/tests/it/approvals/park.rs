@@ -31,7 +31,7 @@ async fn loop_091_a_call_that_needs_approval_ends_the_stream_with_it() {
     assert_eq!(ran.output.finish_reason, FinishReason::Suspended);
     assert_eq!(ran.output.suspend_payload, Some(asked));
     assert_eq!((count.get(), world.model.requests().len()), (0, 1));
-    assert_eq!(world.parked().await, [ran.output.run_id.clone()]);
+    assert_eq!(world.parked().await, std::slice::from_ref(&ran.output.run_id));
     let message = world.with_call("c1").await;
     let pending = json!({"c1": {
         "toolCallId": "c1", "toolName": "remove", "args": {"path": "/a"}, "type": "approval",
