@@ -59,4 +59,7 @@ async fn main() {
         assert_eq!(output.finish_reason, bugle::chunk::FinishReason::Suspended, "{thread}");
     }
     bugle.shutdown(std::time::Duration::from_secs(5)).await;
+    drop((handle, bugle));
+    // The last one to close a file writes its log into it.
+    LibSql::open(&file).expect("the file").close().await;
 }

@@ -202,7 +202,12 @@ impl Driver {
             snapshot: self.machine.snapshot(),
             now,
         };
-        let run = interchange::write(parking);
+        let mut run = interchange::write(parking);
+        if run.resource_id.is_none() {
+            // Whose run it is where no thread says so: callers who are bound to a resource reach their own (HTTP-012).
+            let owner = self.prepared.options.request_context.get("mastra__resourceId");
+            run.resource_id = owner.and_then(serde_json::Value::as_str).map(str::to_owned);
+        }
         if self.committer.has_thread() {
             return self.committer.park(messages, run, last).await;
         }
