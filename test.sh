@@ -42,7 +42,7 @@ if [ "${1:-}" != quick ]; then
     cd conformance
     npm ci --no-audit --no-fund --loglevel=error
     node run.mjs --start "$target/debug/examples/conformance_target" \
-      --only http,agents,streams,signals,tools,memory,auth --slow --beyond
+      --only http,agents,streams,signals,approvals,subagents,tools,memory,auth --slow --beyond
   )
 fi
 step "all passed"

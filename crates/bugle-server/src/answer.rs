@@ -24,7 +24,7 @@ pub(crate) fn generated(output: &RunOutput) -> Value {
         "reasoning": reasoning(&output.response_messages),
         "reasoningText": last.map(|step| step.reasoning_text.as_str()).filter(|text| !text.is_empty()),
         "toolCalls": tool_calls(output),
-        "toolResults": output.steps.last().map(|step| step.tool_results.as_slice()).unwrap_or_default(),
+        "toolResults": output.steps.iter().flat_map(|step| &step.tool_results).collect::<Vec<_>>(),
         "sources": output.sources,
         "files": output.files,
         "response": response,
@@ -52,10 +52,10 @@ pub(crate) fn generated(output: &RunOutput) -> Value {
     body
 }
 
-/// The calls of the last step; of a run that waits, those of the step that waits (HTTP-045).
+/// The calls of all steps; of a run that waits, those of the step that waits (HTTP-045).
 fn tool_calls(output: &RunOutput) -> Vec<Chunk> {
     if output.finish_reason != FinishReason::Suspended {
-        return output.steps.last().map(|step| step.tool_calls.clone()).unwrap_or_default();
+        return output.steps.iter().flat_map(|step| step.tool_calls.clone()).collect();
     }
     let parts = output.response_messages.last().map(|message| message.content.parts.as_slice()).unwrap_or_default();
     let step = parts.rsplit(|part| matches!(part, Part::StepStart(_))).next().unwrap_or_default();
