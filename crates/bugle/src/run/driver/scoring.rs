@@ -4,7 +4,7 @@ use super::Driver;
 use crate::{
     chunk::FinishReason,
     json::{Object, Value, json},
-    message::{Part, Role},
+    message::{Part, Role, StoredMessage},
     run::{RunOutput, completion::Check, machine::StepToScore},
     scorer::{Ended, ScorerInput},
 };
