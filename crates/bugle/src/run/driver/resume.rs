@@ -163,6 +163,8 @@ impl Driver {
     /// The parked run is ours: nobody else goes on with it.
     pub(super) fn now_ours(&mut self) {
         self.machine.claimed();
+        // What it gives back from now on is no sign of a start that failed.
+        self.committed = true;
         self.log.begin_run(&self.shared.run_id);
         self.shared.set_waiting(self.waiting_ids());
         if let Some(claiming) = &mut self.claiming {
