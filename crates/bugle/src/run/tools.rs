@@ -186,6 +186,21 @@ impl ToolTable {
             }
     }
 
+    /// What a call behind one that waits for a person waits for itself, if that is a person's leave: people see all they
+    /// are asked for at once, and answer in any order (R35a). With [`ToolStrategy::Available`] it is asked for when its
+    /// turn comes (LOOP-095).
+    pub(crate) fn waits_too(&self, run: &ToolRun, context: &RequestContext) -> Option<Box<ParkedCall>> {
+        if self.strategy != ToolStrategy::Called || run.resume.is_some() {
+            return None;
+        }
+        let tool = self.find(&run.name)?;
+        let delegates = self.delegates.contains_key(tool.id());
+        let args = run.args.clone()?;
+        let runs_here = delegates || tool.execute().is_some() && tool.check_input(&args).is_ok();
+        let asks = runs_here && self.asks(tool, &run.name, &run.id, &args, context);
+        asks.then(|| waits_for_leave(run.clone(), args))
+    }
+
     /// Runs one call. Never panics, whatever the tool does (LOOP-080).
     pub(crate) async fn run(self: Arc<Self>, run: ToolRun, context: CallContext) -> ToolOutcome {
         let Some(tool) = self.find(&run.name) else {
@@ -220,14 +235,7 @@ impl ToolTable {
                     return ToolOutcome::Result { value, is_error: true, model_output: None };
                 }
                 if self.asks(tool, &run.name, &run.id, &args, &context.request_context) {
-                    return ToolOutcome::Parked(Box::new(ParkedCall {
-                        tool_call_id: run.id,
-                        tool_name: run.name,
-                        args,
-                        kind: ParkKind::Approval,
-                        resume_schema: Some(APPROVAL_SCHEMA.to_owned()),
-                        delegated: None,
-                    }));
+                    return ToolOutcome::Parked(waits_for_leave(run, args));
                 }
             }
         }
@@ -279,6 +287,18 @@ impl ToolTable {
             },
         }
     }
+}
+
+/// A call that waits for a person's leave.
+fn waits_for_leave(run: ToolRun, args: Value) -> Box<ParkedCall> {
+    Box::new(ParkedCall {
+        tool_call_id: run.id,
+        tool_name: run.name,
+        args,
+        kind: ParkKind::Approval,
+        resume_schema: Some(APPROVAL_SCHEMA.to_owned()),
+        delegated: None,
+    })
 }
 
 /// A schema as clients read it: text, with its dialect (LOOP-091).

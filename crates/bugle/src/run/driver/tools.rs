@@ -91,9 +91,11 @@ impl Driver {
                 events.push_back(RunEvent::Delegated(record));
             }
             if self.sequential && matches!(outcome, ToolOutcome::Parked(_)) {
-                // What comes after it waits for the decision (LOOP-095).
+                // What comes after it waits for the decision (LOOP-095), or for one of its own (R35a).
                 for run in std::mem::take(&mut self.waiting_tools) {
-                    events.push_back(RunEvent::ToolDone { index: run.index, outcome: ToolOutcome::NotStarted });
+                    let waits = self.hooks.tools.waits_too(&run, &self.prepared.options.request_context);
+                    let outcome = waits.map_or(ToolOutcome::NotStarted, ToolOutcome::Parked);
+                    events.push_back(RunEvent::ToolDone { index: run.index, outcome });
                 }
             }
             events.push_back(RunEvent::ToolDone { index, outcome });

@@ -249,6 +249,17 @@ impl RunMachine {
         }
     }
 
+    /// A call that has not been started stays behind the ones before it that still wait (LOOP-095).
+    pub(super) fn hold_back(&mut self) {
+        let mut behind = false;
+        for state in &mut self.calls {
+            behind |= state.parked().is_some();
+            if behind && state.outcome.is_none() && state.resume.is_none() {
+                state.outcome = Some(ToolOutcome::NotStarted);
+            }
+        }
+    }
+
     /// Says that delegations go on, so that a prompt for them can be cleared at once (SUB-133).
     pub(super) fn acknowledge(&self, effects: &mut Effects) {
         for state in &self.calls {

@@ -34,6 +34,7 @@ impl RunMachine {
                 if self.step_resumed {
                     self.show_results(effects);
                     self.acknowledge(effects);
+                    self.hold_back();
                 }
                 let runs = self.calls.iter().enumerate().filter(|(_, state)| state.outcome.is_none());
                 let runs: Vec<ToolRun> = runs

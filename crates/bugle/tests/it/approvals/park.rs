@@ -111,7 +111,11 @@ async fn loop_095_calls_after_the_one_that_waits_have_not_run() {
         .call_as("m2", "remove", r#"{"path":"/2"}"#)
         .call_as("m3", "remove", r#"{"path":"/3"}"#)
         .call_as("m4", "plain", "{}");
-    let world = world_with([script, done()], |agent| agent.tool(remove(&count)).tool(plain(&others))).await;
+    let world = world_with([script, done()], |agent| {
+        let one_by_one = RunOptions { tool_strategy: Some(ToolStrategy::Available), ..RunOptions::default() };
+        agent.tool(remove(&count)).tool(plain(&others)).default_options(one_by_one)
+    })
+    .await;
     let ran = world.run("go").await;
     let after_calls: Vec<&str> = brief(&ran.chunks).into_iter().skip(6).collect();
     assert_eq!(after_calls, ["tool-result", "tool-call-approval"], "LOOP-096: what has finished is shown at once");
@@ -137,6 +141,35 @@ async fn loop_095_calls_after_the_one_that_waits_have_not_run() {
     let told: Vec<&Value> = prompt.as_array().unwrap().iter().filter(|turn| turn["role"] == "tool").collect();
     let ids: Vec<&Value> = told[0]["content"].as_array().unwrap().iter().map(|one| &one["toolCallId"]).collect();
     assert_eq!(ids, ["m1", "m2", "m3", "m4"], "results of the step in order");
+}
+
+#[tokio::test(start_paused = true)]
+async fn r35a_calls_of_one_step_wait_side_by_side_and_are_answered_in_any_order() {
+    let (count, others) = (Count::default(), Count::default());
+    let script = Script::new()
+        .call_as("a", "remove", r#"{"path":"/a"}"#)
+        .call_as("b", "remove", r#"{"path":"/b"}"#)
+        .call_as("c", "plain", "{}");
+    let world = world_with([script, done()], |agent| agent.tool(remove(&count)).tool(plain(&others))).await;
+    let ran = world.run("go").await;
+    let asked: Vec<Value> = ran.all("tool-call-approval").iter().map(|chunk| chunk["payload"]["args"].clone()).collect();
+    assert_eq!(asked, [json!({ "path": "/a" }), json!({ "path": "/b" })], "both are pending");
+    assert_eq!((count.get(), others.get()), (0, 0), "what comes behind them waits");
+
+    let run_id = ran.output.run_id.clone();
+    let ran = resumed(&world.agent, &run_id, bugle::run::Decision::approve(Some("b"))).await;
+    assert_eq!(brief(&ran.chunks), ["tool-result", "tool-call-approval"]);
+    assert_eq!(ran.payload("tool-result")["result"], json!({ "removed": "/b" }));
+    assert_eq!(ran.payload("tool-call-approval")["toolCallId"], "a", "the first is still asked for");
+    assert_eq!((count.get(), others.get()), (1, 0));
+
+    let ran = resumed(&world.agent, &run_id, bugle::run::Decision::approve(Some("a"))).await;
+    assert_eq!((ran.output.text.as_str(), count.get(), others.get()), ("done", 2, 1), "each ran once");
+    let prompt = crate::r#loop::prompt(&world.model.requests()[1]);
+    let told: Vec<&Value> = prompt.as_array().unwrap().iter().filter(|turn| turn["role"] == "tool").collect();
+    let results = told[0]["content"].as_array().unwrap();
+    let ids: Vec<&Value> = results.iter().map(|one| &one["toolCallId"]).collect();
+    assert_eq!(ids, ["a", "b", "c"], "both results are in the next request");
 }
 
 #[tokio::test(start_paused = true)]
