@@ -307,7 +307,12 @@ impl World {
                 for ticket in tickets {
                     self.process.waiting.remove(&ticket);
                 }
-                self.record(&id).refused = true;
+                // What an earlier process had appended waits, whatever its sender was told now.
+                let waiting = now(self.storage.inbox(&self.key)).unwrap_or_default();
+                let waits = waiting.iter().any(|entry| entry.signal.id == id);
+                let record = self.record(&id);
+                record.refused = !waits;
+                record.unclear |= waits;
             }
             ThreadEffect::ResumeRefused { ticket } => {
                 self.process.resumes.remove(&ticket);

@@ -506,6 +506,12 @@ impl World {
     /// The store holds what was written.
     fn landed(&mut self, run: &SimRun, write: &Write) {
         if write.rollback {
+            if run.seed == Seed::Resume {
+                // While it waited, runs beside it may have taken in later input (SIG-108).
+                for id in self.oracle.run(&run.id).placed.clone() {
+                    self.record(&id).jumps = true;
+                }
+            }
             return self.oracle.rolled_back(&run.id);
         }
         self.oracle.place(&run.id, &write.commit.consumed);
@@ -519,6 +525,7 @@ impl World {
         if told {
             if matches!(write.commit.run, RunChange::Resume(_) | RunChange::Discard { .. }) {
                 machine.claimed();
+                run.committed = true;
             }
             committer.written();
             run.committed |= !write.entries.is_empty();
