@@ -52,6 +52,11 @@ impl Report {
         self.fields.insert(name.to_owned(), value.into());
     }
 
+    /// Takes a field out again.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.fields.remove(name)
+    }
+
     pub fn times(&mut self, name: &str, times: &Times) {
         self.set(name, times.json());
     }

@@ -45,7 +45,7 @@ pub(crate) fn agents(state: &Path) -> Result<Vec<Served>, Error> {
         .build()?;
     let planner = Agent::builder("planner")
         .name("Planner")
-        .description("A demo that delegates. [[call agent-researcher {\"prompt\": \"Look it up. [[say Found it.]]\"}]] [[say Done.]]")
+        .description("A demo that delegates; its researcher's write-note waits for your yes. [[call agent-researcher {\"prompt\": \"Look it up. [[say Found it.]]\"}]] [[say Done.]]")
         .instructions("Make a plan. Ask agent-researcher for facts before you rely on them.")
         .model(model)
         .agent("researcher", researcher)

@@ -1,7 +1,7 @@
 //! Notifications of a thread: sending one, and a person's view of the inbox (NOTIF-121).
 
 use bugle::{
-    RunId,
+    MessageId, RunId,
     json::{Object, Value, json},
     storage::NotificationRecord,
 };
@@ -9,6 +9,9 @@ use reqwest::Method;
 use serde::{Deserialize, Serialize};
 
 use crate::{agent::Thread, error::Error, http::segment};
+
+/// How long a repeated request is told apart.
+const REPEAT_WINDOW_MS: u64 = 10 * 60 * 1000;
 
 /// An outside event for a thread.
 ///
@@ -117,7 +120,12 @@ pub enum InboxMark {
 impl Thread {
     /// Sends a notification: it is stored, and the agent is told as its policy says.
     pub async fn notify(&self, notification: &Notification) -> Result<NotificationSent, Error> {
-        let Value::Object(body) = json!(notification) else { return Err(Error::protocol("no object")) };
+        let Value::Object(mut body) = json!(notification) else { return Err(Error::protocol("no object")) };
+        if notification.dedupe_key.is_none() {
+            // A request whose answer the network lost is sent again; it is one event all the same (CLI-054).
+            body.insert("dedupeKey".into(), json!(format!("request:{}", MessageId::fresh())));
+            body.insert("dedupeWindowMs".into(), json!(REPEAT_WINDOW_MS));
+        }
         self.post("notifications", self.with(body)).await
     }
 

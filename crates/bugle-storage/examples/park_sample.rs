@@ -1,6 +1,8 @@
 //! Writes runs that wait for a person, for `interop/approve.mjs` to go on with: `park_sample FILE`. Prints, one a line, run and
 //! call, and what they wait for.
 
+#![allow(clippy::print_stdout, reason = "it tells the script what it made")]
+
 use std::sync::Arc;
 
 use bugle::{
@@ -57,4 +59,7 @@ async fn main() {
         assert_eq!(output.finish_reason, bugle::chunk::FinishReason::Suspended, "{thread}");
     }
     bugle.shutdown(std::time::Duration::from_secs(5)).await;
+    drop((handle, bugle));
+    // The last one to close a file writes its log into it.
+    LibSql::open(&file).expect("the file").close().await;
 }

@@ -8,5 +8,6 @@ mod codes;
 mod conversation;
 mod kill;
 mod lifecycle;
+mod notifications;
 mod subagents;
 mod support;

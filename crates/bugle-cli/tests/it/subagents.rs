@@ -104,3 +104,25 @@ fn sub_165_a_cycle_of_files_ends_at_the_depth_limit() {
     let refused = inner["subAgentToolResults"][0].to_string();
     assert!(refused.contains("\"isError\":true") && refused.contains('2'), "{refused}");
 }
+
+#[test]
+fn cli_055_sub_120_an_approval_of_the_example_travels_up_and_outlives_the_server() {
+    let project = example();
+    let text = concat!(
+        "Anything new?\n",
+        "[[call agent-research {\"prompt\": \"Look. [[call notification-inbox {\\\"action\\\": \\\"list\\\"}]] [[say No news.]]\"}]]",
+        "[[say Done.]]"
+    );
+    let server = project.serve(&["serve"]);
+    // Nobody is there to ask.
+    let waiting = project.run(&["send", text]);
+    assert_eq!(waiting.code, Some(5), "{waiting:?}");
+    assert!(waiting.stderr.contains("bugle approve"), "{waiting:?}");
+    drop(server);
+    let _server = project.serve(&["serve"]);
+    let list = project.run(&["approve", "--list", "--json"]).ok().json();
+    assert_eq!((list.len(), list[0]["toolName"].as_str()), (1, Some("notification-inbox")), "{list:?}");
+    let approved = project.run(&["approve", "--wait"]).ok();
+    assert!(approved.stdout.contains("Done."), "{approved:?}");
+    assert_eq!(project.run(&["approve", "--list", "--json"]).ok().stdout, "");
+}

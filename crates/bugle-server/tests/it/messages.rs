@@ -150,3 +150,53 @@ async fn http_013_another_threads_message_id_is_refused_as_the_callers_mistake()
     let again = server.post("/api/agents/plain/generate", ask("bob", "b", "m-2")).await;
     assert_eq!(again.status, StatusCode::OK, "{}", again.text);
 }
+
+#[tokio::test]
+async fn sig_364_a_run_is_not_reached_through_another_resource_even_without_tokens() {
+    let server = Server::new().await;
+    let body = json!({
+        "messages": "[[say mine ;; hang]]", "runId": "first", "memory": {"thread": "t", "resource": "owner"},
+    });
+    let headers = [("content-type", "application/json")];
+    let stream = server.open(Method::POST, "/api/agents/plain/stream", &headers, Body::from(body.to_string())).await;
+    server.model.until_requested(1).await;
+    for body in [
+        json!({"message": "x", "runId": "first", "resourceId": "mallory"}),
+        json!({"message": "x", "runId": "first", "resourceId": "mallory", "threadId": "t"}),
+        json!({"message": "x", "resourceId": "mallory", "threadId": "t", "ifIdle": {"behavior": "discard"}}),
+        json!({"message": "x", "resourceId": "mallory", "threadId": "t", "ifActive": {"behavior": "discard"}}),
+    ] {
+        let answer = server.post("/api/agents/plain/send-message", body.clone()).await;
+        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{body}: {}", answer.text);
+    }
+    let own = json!({"message": "x", "runId": "first", "resourceId": "owner"});
+    let answer = server.post("/api/agents/plain/send-message", own).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    drop(stream);
+}
+
+#[tokio::test]
+async fn ruling_20_what_waits_on_a_thread_is_as_good_as_none_to_who_does_not_name_its_resource() {
+    let server = Server::new().await;
+    let body = json!({"messages": "[[say mine]]", "memory": {"thread": "t", "resource": "owner"}});
+    assert_eq!(server.post("/api/agents/plain/generate", body).await.status, StatusCode::OK);
+    for (query, status) in [
+        ("threadId=t", StatusCode::NOT_FOUND),
+        ("threadId=t&resourceId=mallory", StatusCode::NOT_FOUND),
+        ("threadId=t&resourceId=owner", StatusCode::OK),
+    ] {
+        let answer = server.get(&format!("/api/agents/plain/threads/pending?{query}")).await;
+        assert_eq!(answer.status, status, "{query}: {}", answer.text);
+    }
+}
+
+#[tokio::test]
+async fn sig_060_a_blank_thread_id_names_no_thread() {
+    let server = Server::new().await;
+    for route in ["send-message", "queue-message", "threads/subscribe", "threads/abort"] {
+        let body = json!({"message": "x", "resourceId": "r", "threadId": " \t"});
+        let answer = server.post(&format!("/api/agents/plain/{route}"), body).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{route}: {}", answer.text);
+        assert_eq!(answer.fields(), ["threadId"], "{route}");
+    }
+}

@@ -12,8 +12,10 @@ use std::{
 use bugle::{
     Agent, Bugle, ThreadKey,
     memory::MemoryOptions,
+    message::StoredMessage,
     model::ScriptedModel,
     notification::NotificationOptions,
+    signal::Contents,
     storage::{NewRecord, NotificationQuery, NotificationRecord, NotificationStore, Storage},
     time::{Clock, Timestamp},
 };
@@ -67,13 +69,17 @@ async fn pending(store: &LibSql) -> usize {
     store.count(&query).await.unwrap()
 }
 
-/// Every record stands in the history of its thread exactly once.
+/// Every record stands exactly once in the history of its thread, or in its journal, where a run takes it from.
 async fn check(store: &LibSql) {
     let mut shown: HashMap<String, usize> = HashMap::new();
     for number in 0..THREADS {
         let thread = ThreadKey::new("ann", format!("t{number}"));
-        for message in store.recent_messages(&thread, u32::MAX).await.unwrap() {
-            let text = message.joined_text();
+        let stored = store.recent_messages(&thread, u32::MAX).await.unwrap();
+        let waiting = store.inbox(&thread).await.unwrap().into_iter().map(|entry| match entry.signal.contents {
+            Contents::Text(text) => text,
+            Contents::Parts(_) => String::new(),
+        });
+        for text in stored.iter().map(StoredMessage::joined_text).chain(waiting) {
             if let Some(event) = text.strip_prefix("[[say ok]] event ") {
                 *shown.entry(event.to_owned()).or_default() += 1;
             }

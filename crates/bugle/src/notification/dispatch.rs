@@ -278,7 +278,7 @@ async fn summary_of(
     for one in all {
         let held = hold(one.record);
         match one.intended.filter(|id| known.as_ref().is_some_and(|known| known.contains(id))) {
-            Some(id) => report.delivered.push(summarised(courier, &held, &id).await?),
+            Some(id) => report.delivered.extend(summarised(courier, &[held], &id).await?),
             None => open.push(held),
         }
     }
@@ -306,9 +306,7 @@ async fn summary_of(
     match courier.send(&agent_id, target, signal, InputMode::Steer).await {
         Ok(outcome) if matches!(outcome.action, Action::Wake | Action::Deliver | Action::Persist) => {
             report.signals.push(outcome.signal);
-            for held in &open {
-                report.delivered.push(summarised(courier, held, &id).await?);
-            }
+            report.delivered.extend(summarised(courier, &open, &id).await?);
         }
         Ok(_) => {
             let at = courier.now().plus(RETRY_FIRST);
@@ -347,16 +345,29 @@ async fn known_of(
     Ok(Some(known))
 }
 
-/// NOTIF-003: a summary leaves the record pending.
-async fn summarised(courier: &dyn Courier, held: &Held, signal: &MessageId) -> Result<NotificationRecord, Error> {
+/// NOTIF-003: a summary leaves the records pending. All are written in one transaction.
+async fn summarised(
+    courier: &dyn Courier,
+    held: &[Held],
+    signal: &MessageId,
+) -> Result<Vec<NotificationRecord>, Error> {
+    let Some(first) = held.first() else { return Ok(Vec::new()) };
     let now = courier.now();
     let change = RecordChange {
         summary_at: Some(None),
         summary_signal_id: Some(signal.clone()),
         last_delivery_attempt_at: Some(now),
-        ..held.change(now)
+        ..first.change(now)
     };
-    held.write(courier, change).await
+    let keys = deliver::keys(held.iter().map(|held| &held.record));
+    let written = courier.store()?.update_all(&keys, change).await?;
+    if written.len() < held.len() {
+        tracing::warn!(
+            lost = held.len() - written.len(),
+            "claims on notifications were lost; another process has them"
+        );
+    }
+    Ok(written)
 }
 
 /// Why the dispatcher goes to work.

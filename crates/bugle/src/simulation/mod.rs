@@ -87,6 +87,7 @@ fn sig_451_bugs_put_in_on_purpose_are_found() {
         Sabotage::DrainTwice,
         Sabotage::HideEcho,
         Sabotage::SwapAppends,
+        Sabotage::ForgetClaim,
     ];
     for bug in bugs {
         let found = (FIRST..=2000).find(|seed| !faults(*seed, bug).is_empty());

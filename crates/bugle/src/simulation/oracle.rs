@@ -76,6 +76,7 @@ pub(super) struct Oracle {
     pub(super) inputs: BTreeMap<MessageId, Record>,
     pub(super) runs: BTreeMap<RunId, RunNote>,
     pub(super) placements: usize,
+    ran: BTreeMap<(RunId, String), usize>,
     sequence: usize,
     pub(super) faults: Vec<String>,
 }
@@ -98,6 +99,13 @@ impl Oracle {
     pub(super) fn next_sequence(&mut self) -> usize {
         self.sequence += 1;
         self.sequence
+    }
+
+    /// A call has run: how often by now.
+    pub(super) fn ran(&mut self, run: &RunId, call: &str) -> usize {
+        let times = self.ran.entry((run.clone(), call.to_owned())).or_default();
+        *times += 1;
+        *times
     }
 
     pub(super) fn run(&mut self, id: &RunId) -> &mut RunNote {

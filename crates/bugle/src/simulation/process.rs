@@ -14,16 +14,16 @@ use super::{
 use crate::{
     id::{MessageId, RunId},
     message::{Role, StoredMessage},
-    run::RunOptions,
+    run::{Resolution, RunOptions},
     runtime::{AbortOptions, Action, ActiveBehavior, IdleBehavior, PromoteTo},
     signal::Contents,
     storage::{
         Accept, Accepted, Commit, EntryOutcome, InboxEnd, InboxEntry, InputMode, Lease, LeaseClaim, Left, NewThread,
-        RunRecord, RunStatus, Storage, StorageError,
+        ParkedQuery, RunRecord, RunStatus, Storage, StorageError,
     },
     thread::{
         input::{Input, Routed, Send, Ticket},
-        machine::{ClaimFailed, Journal, RecoveredRun, ThreadEffect, ThreadEvent, ThreadMachine},
+        machine::{ClaimFailed, Journal, RecoveredRun, Suspended, ThreadEffect, ThreadEvent, ThreadMachine},
     },
     time::{Clock, Timestamp},
 };
@@ -92,6 +92,7 @@ pub(super) struct Process {
     /// The lease was claimed since the run began.
     claimed_again: bool,
     direct: HashMap<RunId, usize>,
+    resumes: HashMap<Ticket, Resolution>,
     waiting: HashMap<Ticket, Waiting>,
     next_ticket: Ticket,
     next_direct: usize,
@@ -115,6 +116,7 @@ impl Process {
             owner: format!("process-{life}"),
             claimed_again: false,
             direct: HashMap::new(),
+            resumes: HashMap::new(),
             waiting: HashMap::new(),
             next_ticket: 0,
             next_direct: life * 1000,
@@ -235,6 +237,13 @@ impl World {
         self.feed(ThreadEvent::Edit { ticket, id, contents: Some(Contents::Text(text)), attributes: None });
     }
 
+    pub(super) fn resume(&mut self, run_id: RunId, agent_id: String, what: Resolution) {
+        self.process.next_ticket += 1;
+        let ticket = self.process.next_ticket;
+        self.process.resumes.insert(ticket, what);
+        self.feed(ThreadEvent::Resume { ticket, run_id, agent_id });
+    }
+
     pub(super) fn recover(&mut self) {
         self.process.push(Op::Recover);
     }
@@ -298,9 +307,16 @@ impl World {
                 for ticket in tickets {
                     self.process.waiting.remove(&ticket);
                 }
-                self.record(&id).refused = true;
+                // What an earlier process had appended waits, whatever its sender was told now.
+                let waiting = now(self.storage.inbox(&self.key)).unwrap_or_default();
+                let waits = waiting.iter().any(|entry| entry.signal.id == id);
+                let record = self.record(&id);
+                record.refused = !waits;
+                record.unclear |= waits;
             }
-            ThreadEffect::ResumeRefused { .. } => self.oracle.fault("nobody has decided"),
+            ThreadEffect::ResumeRefused { ticket } => {
+                self.process.resumes.remove(&ticket);
+            }
             ThreadEffect::DirectRefused { run_id } => {
                 self.process.direct.remove(&run_id);
             }
@@ -388,10 +404,16 @@ impl World {
                 Seed::Direct
             }
             RunSource::Record => Seed::Record,
-            RunSource::Resume(_) => return self.oracle.fault("nothing is parked here"),
+            RunSource::Resume(_) => Seed::Resume,
         };
         let agent = usize::from(start.agent_id == AGENTS[1]);
-        let run = SimRun::new(start.run_id, agent, seed, (start.aborted, start.rollback), self.process.epoch);
+        let resolution = match start.source {
+            RunSource::Resume(Some(ticket)) => self.process.resumes.remove(&ticket),
+            RunSource::Resume(None) => Some(Resolution::Abort),
+            _ => None,
+        };
+        let mut run = SimRun::new(start.run_id, agent, seed, (start.aborted, start.rollback), self.process.epoch);
+        run.resolution = resolution;
         self.process.claimed_again = false;
         self.process.run = Some(run);
     }
@@ -572,9 +594,13 @@ impl World {
     /// As the actor does: what an earlier process left comes before what this one begins, without what a write that
     /// waits will take out.
     fn own(&mut self, epoch: u64, mut left: Left) {
+        let is_new = self.process.kept != Some(epoch);
         self.process.epoch = epoch;
         self.process.kept = Some(epoch);
         self.process.claimed_again = true;
+        if is_new {
+            self.found_parked();
+        }
         let ops = &self.process.ops;
         left.entries.retain(|entry| {
             !ops.iter().any(|op| match op {
@@ -586,6 +612,19 @@ impl World {
         if !left.entries.is_empty() || !left.runs.is_empty() {
             self.found(left.entries, left.runs, true);
         }
+    }
+
+    /// What is parked on the thread keeps it.
+    fn found_parked(&mut self) {
+        let parked = now(self.storage.list_parked(ParkedQuery::default())).map(|page| page.items).unwrap_or_default();
+        let ids = parked.iter().map(|run| run.run_id.clone()).collect();
+        let suspended = parked.into_iter().next().map(|run| Suspended {
+            waiting_for: "approval",
+            since: run.suspended_at,
+            run_id: run.run_id,
+            agent_id: run.agent_id,
+        });
+        self.feed(ThreadEvent::Found { suspended, parked: ids });
     }
 
     fn found(&mut self, entries: Vec<InboxEntry>, runs: Vec<RunRecord>, leased: bool) {

@@ -16,16 +16,17 @@ use crate::{
     message::StoredMessage,
     model::ModelEvent,
     run::{
-        RunSnapshot,
+        ParkKind, ParkedCall, Resolution, RunSnapshot,
         commit::Committer,
         give_back,
+        interchange::{self, Parking},
         machine::{Ending, ModelName, RunEffect, RunEvent, RunMachine, ToolOutcome, Verdict},
         settings::RunSettings,
         transcript::Transcript,
     },
     scorer::When,
     storage::{Commit, Committed, InboxEntry, RunChange, Storage},
-    thread::{input::Input, machine::ThreadEvent},
+    thread::{Parked, input::Input, machine::ThreadEvent},
     time::Clock,
 };
 
@@ -35,6 +36,8 @@ pub(super) enum Seed {
     Woken,
     Direct,
     Record,
+    /// A parked run.
+    Resume,
 }
 
 /// What the run waits for.
@@ -49,6 +52,10 @@ enum Blocked {
     Ended {
         returned: Vec<Input>,
         failed_to_start: bool,
+    },
+    /// It waits for a person; its thread does not know yet.
+    Parked {
+        returned: Vec<Input>,
     },
 }
 
@@ -82,7 +89,9 @@ pub(super) struct SimRun {
     pub(super) nudged: bool,
     /// What the model will say.
     script: VecDeque<RunEvent>,
-    tools: Vec<usize>,
+    /// Calls at work, their ids, and whether a person has let them.
+    tools: Vec<(usize, String, bool)>,
+    pub(super) resolution: Option<Resolution>,
     cancelling: bool,
     scoring: bool,
     first_drain: bool,
@@ -116,6 +125,7 @@ impl SimRun {
             nudged: false,
             script: VecDeque::new(),
             tools: Vec::new(),
+            resolution: None,
             cancelling: false,
             scoring: false,
             first_drain: true,
@@ -130,7 +140,7 @@ impl SimRun {
 
     fn can_go_on(&self) -> bool {
         match &self.blocked {
-            Blocked::Preparing | Blocked::Commit(_) | Blocked::Ended { .. } => true,
+            Blocked::Preparing | Blocked::Commit(_) | Blocked::Ended { .. } | Blocked::Parked { .. } => true,
             Blocked::Drain => false,
             Blocked::No => {
                 !self.effects.is_empty()
@@ -167,6 +177,21 @@ impl World {
                 let event = ThreadEvent::RunEnded { run_id: run.id, returned, failed_to_start };
                 return self.feed(event);
             }
+            Blocked::Parked { returned } => {
+                self.note(|| format!("{} is parked, {} returned", run.id, returned.len()));
+                if run.released {
+                    self.process.lease_went();
+                }
+                let parked = Parked {
+                    agent_id: AGENTS[run.agent].to_owned(),
+                    waiting_for: "approval",
+                    since: self.clock.now(),
+                    stopped: run.aborted,
+                    rollback: run.rollback,
+                };
+                let event = ThreadEvent::Parked { run_id: run.id, parked, returned };
+                return self.feed(event);
+            }
             Blocked::Drain => run.blocked = Blocked::Drain,
             Blocked::No => self.run_free(&mut run),
         }
@@ -181,7 +206,13 @@ impl World {
             run.blocked = Blocked::Ended { returned: Vec::new(), failed_to_start: false };
             return;
         }
-        if self.rng.chance(self.rates.start_fails) && run.seed != Seed::Record {
+        let parked = (run.seed == Seed::Resume).then(|| now(self.storage.parked_run(&run.id)).ok().flatten()).flatten();
+        if run.seed == Seed::Resume && parked.is_none() {
+            // Decided before.
+            run.blocked = Blocked::Ended { returned: Vec::new(), failed_to_start: false };
+            return;
+        }
+        if self.rng.chance(self.rates.start_fails) && matches!(run.seed, Seed::Woken | Seed::Direct) {
             self.note(|| format!("{} fails to start", run.id));
             run.blocked = Blocked::Ended { returned: Vec::new(), failed_to_start: run.seed == Seed::Woken };
             return;
@@ -205,15 +236,28 @@ impl World {
         };
         let history = now(self.storage.recent_messages(&self.key, 100_000)).unwrap_or_default();
         let key = Some(self.key.clone());
-        let machine = match record {
-            Some(record) => {
+        let machine = match (record, parked) {
+            (_, Some(parked)) => {
+                let Ok(found) = interchange::read(&parked) else {
+                    return self.oracle.fault("a parked run cannot be read");
+                };
+                let (snapshot, known) = (found.snapshot, found.known);
+                let (Some(step), Some(resolution)) = (snapshot.step.clone(), run.resolution.take()) else {
+                    return self.oracle.fault("a parked run has no step");
+                };
+                let transcript = Transcript::restored(history, &snapshot.kept, key, &snapshot.own, &step.message_id);
+                run.first_drain = false;
+                RunMachine::resumed(settings, transcript, &snapshot, &step, resolution, (Vec::new(), known))
+            }
+            (Some(record), None) => {
                 let Ok(snapshot) = serde_json::from_value::<RunSnapshot>(record.snapshot) else {
                     return self.oracle.fault("a snapshot cannot be read");
                 };
-                let transcript = Transcript::recovered(history, key, &snapshot.own, &snapshot.message_id);
+                let open = snapshot.step.as_ref().map_or(&snapshot.message_id, |step| &step.message_id);
+                let transcript = Transcript::restored(history, &snapshot.kept, key, &snapshot.own, open);
                 RunMachine::recovered(settings, transcript, &snapshot)
             }
-            None => RunMachine::new(settings, Transcript::new(history, key), MessageId::fresh()),
+            (None, None) => RunMachine::new(settings, Transcript::new(history, key), MessageId::fresh()),
         };
         run.machine = Some(machine);
         run.committer = Some(Committer::simulated(
@@ -289,13 +333,30 @@ impl World {
             2 => run.events.extend(run.script.pop_front()),
             _ => {
                 let at = self.rng.below(run.tools.len());
-                let index = run.tools.remove(at);
+                let (index, id, allowed) = run.tools.remove(at);
+                let parks = !allowed && self.rng.chance(self.rates.parks);
                 let outcome = match self.rng.below(10) {
                     _ if run.cancelling && self.rng.chance(50) => ToolOutcome::Interrupted,
+                    _ if parks => ToolOutcome::Parked(Box::new(ParkedCall {
+                        tool_call_id: id.clone(),
+                        tool_name: "tool".into(),
+                        args: json!({}),
+                        kind: ParkKind::Approval,
+                        resume_schema: None,
+                        delegated: None,
+                    })),
                     0 => ToolOutcome::Failed(ErrorInfo::new("Error", "the tool failed")),
                     1 if self.rates.model_fails > 0 => ToolOutcome::Client,
                     _ => ToolOutcome::Result { value: json!("done"), is_error: false, model_output: None },
                 };
+                if matches!(outcome, ToolOutcome::Result { .. } | ToolOutcome::Failed(_)) {
+                    // Every call runs once at most (LOOP-116, LOOP-255).
+                    let times = self.oracle.ran(&run.id, &id);
+                    if times > 1 {
+                        let text = format!("call {id} of {} ran {times} times", run.id);
+                        self.oracle.fault(text);
+                    }
+                }
                 run.events.push_back(RunEvent::ToolDone { index, outcome });
             }
         }
@@ -311,7 +372,9 @@ impl World {
             RunEffect::Emit(chunk) => self.emit(run, &chunk),
             RunEffect::Request => self.request(run),
             RunEffect::CancelRequest => run.script.clear(),
-            RunEffect::RunTools(runs) => run.tools = runs.into_iter().map(|tool| tool.index).collect(),
+            RunEffect::RunTools(runs) => {
+                run.tools = runs.into_iter().map(|tool| (tool.index, tool.id, tool.resume.is_some())).collect();
+            }
             RunEffect::CancelTools => run.cancelling = true,
             RunEffect::Score(_) => run.scoring = true,
             RunEffect::IterationEnded(_) => unreachable!("simulated runs have no such hook"),
@@ -371,16 +434,34 @@ impl World {
         if rollback {
             machine.drop_echoes();
         }
+        let claims = machine.has_to_claim();
         let commit = if rollback {
             {
                 let placed = (machine.wake().cloned(), machine.joined().cloned().collect());
-                committer.rollback_commit(machine.transcript().own_ids(), placed, (1, false))
+                committer.rollback_commit(machine.transcript().own_ids(), placed, (1, claims))
             }
         } else if machine.is_ending() {
-            committer.end_commit(&messages, &entries, (1, false))
+            committer.end_commit(&messages, &entries, (1, claims))
+        } else if machine.is_parking() {
+            let parking = Parking {
+                run_id: &run.id,
+                agent_id: AGENTS[run.agent],
+                thread: Some(&self.key),
+                messages: machine.transcript().messages(),
+                snapshot: machine.snapshot(),
+                now: self.clock.now(),
+            };
+            committer.park_commit(&messages, interchange::write(parking), 1)
+        } else if claims {
+            committer.claim_commit(&messages, &machine.snapshot())
         } else {
             committer.step_commit(&messages, &entries, &machine.snapshot())
         };
+        if claims && self.sabotage == Sabotage::ForgetClaim && !machine.is_ending() {
+            machine.claimed();
+            run.events.push_back(RunEvent::Committed);
+            return;
+        }
         match commit {
             Some(mut commit) => {
                 commit.release = commit.release.map(|_| self.process.owner.clone());
@@ -395,7 +476,10 @@ impl World {
         if let Some(told) = write.told {
             return self.committed(run, write, told);
         }
-        let fails = self.rng.chance(self.rates.commit_fails);
+        // Writes that park or claim are told apart by their rows; here they do not fail.
+        let sure =
+            matches!(write.commit.run, RunChange::Park { .. } | RunChange::Resume(_) | RunChange::Discard { .. });
+        let fails = !sure && self.rng.chance(self.rates.commit_fails);
         if !fails || self.rng.chance(30) {
             match now(self.storage.commit(write.commit.clone())) {
                 Ok(Committed { released }) => {
@@ -422,10 +506,16 @@ impl World {
     /// The store holds what was written.
     fn landed(&mut self, run: &SimRun, write: &Write) {
         if write.rollback {
+            if run.seed == Seed::Resume {
+                // While it waited, runs beside it may have taken in later input (SIG-108).
+                for id in self.oracle.run(&run.id).placed.clone() {
+                    self.record(&id).jumps = true;
+                }
+            }
             return self.oracle.rolled_back(&run.id);
         }
         self.oracle.place(&run.id, &write.commit.consumed);
-        if matches!(write.commit.run, RunChange::End { .. }) {
+        if matches!(write.commit.run, RunChange::End { .. } | RunChange::Discard { .. }) {
             self.oracle.run(&run.id).end_landed = true;
         }
     }
@@ -433,6 +523,10 @@ impl World {
     fn committed(&mut self, run: &mut SimRun, write: Write, told: bool) {
         let (Some(machine), Some(committer)) = (&mut run.machine, &mut run.committer) else { return };
         if told {
+            if matches!(write.commit.run, RunChange::Resume(_) | RunChange::Discard { .. }) {
+                machine.claimed();
+                run.committed = true;
+            }
             committer.written();
             run.committed |= !write.entries.is_empty();
             if write.rollback {
@@ -560,7 +654,12 @@ impl World {
             Ending::Failed(_) | Ending::Tripped(_) => End::Failed,
             Ending::Aborted if note.rolled_back => End::RolledBack,
             Ending::Aborted => End::Aborted,
-            Ending::Parked => return self.oracle.fault("nothing parks here"),
+            Ending::Parked => {
+                run.placed.clear();
+                run.echoed.clear();
+                run.blocked = Blocked::Parked { returned };
+                return;
+            }
         };
         note.ends.push(end);
         // SIG-454: what is placed is shown, once.

@@ -16,9 +16,11 @@ use super::{
 use crate::{
     id::{MessageId, RunId, ThreadKey, numbered},
     message::Role,
+    run::{Decision, Resolution},
     runtime::{AbortOptions, ActiveBehavior, IdleBehavior, PromoteTo},
     signal::{Signal, SignalInput},
-    storage::{InputMode, MemoryStorage, MessageQuery, Storage},
+    storage::{InputMode, MemoryStorage, MessageQuery, ParkedQuery, Storage},
+    thread::machine::ThreadEvent,
     time::{Clock, Timestamp},
 };
 
@@ -57,6 +59,8 @@ pub(super) enum Sabotage {
     HideEcho,
     /// The queue is served from its end.
     SwapAppends,
+    /// A parked run is gone on with, and its rows stay.
+    ForgetClaim,
 }
 
 /// How often what goes wrong, in percent.
@@ -68,11 +72,13 @@ pub(super) struct Rates {
     pub(super) start_fails: usize,
     pub(super) crash: usize,
     pub(super) claim_fails: usize,
+    /// Calls that wait for a person.
+    pub(super) parks: usize,
 }
 
 impl Rates {
     const CALM: Self =
-        Self { journal_fails: 0, commit_fails: 0, model_fails: 0, start_fails: 0, crash: 0, claim_fails: 0 };
+        Self { journal_fails: 0, commit_fails: 0, model_fails: 0, start_fails: 0, crash: 0, claim_fails: 0, parks: 0 };
 
     fn random(rng: &mut Rng) -> Self {
         let mut rate = |high: usize| if rng.chance(40) { rng.below(high) } else { 0 };
@@ -83,6 +89,7 @@ impl Rates {
             start_fails: rate(40),
             crash: rate(4),
             claim_fails: rate(30),
+            parks: rate(60),
         }
     }
 }
@@ -195,6 +202,9 @@ impl World {
     fn settle(&mut self) {
         for _ in 0..5000 {
             if !self.step() {
+                if self.decide() {
+                    continue;
+                }
                 if std::mem::take(&mut self.unswept) {
                     self.recover();
                     continue;
@@ -317,7 +327,10 @@ impl World {
             59..=65 => self.wish_again(),
             66..=75 => self.wish_cancel(),
             76..=83 => self.wish_abort(),
-            84..=88 => self.wish_promote(),
+            84..=86 => self.wish_promote(),
+            87..=88 => {
+                self.decide();
+            }
             89..=92 => self.wish_edit(),
             _ => {
                 let agent = self.an_agent();
@@ -326,6 +339,28 @@ impl World {
             }
         }
         self.check();
+    }
+
+    /// A person decides about a run that waits, or gives it up; or its time here is over. `false` if none waits.
+    fn decide(&mut self) -> bool {
+        let parked = now(self.storage.list_parked(ParkedQuery::default())).map(|page| page.items).unwrap_or_default();
+        if parked.is_empty() {
+            return false;
+        }
+        let run = parked[self.rng.below(parked.len())].clone();
+        let what = match self.rng.below(10) {
+            0 => Resolution::Discard,
+            1 if self.process.machine.suspended().is_some_and(|suspended| suspended.run_id == run.run_id) => {
+                self.note(|| format!("{} has had its time", run.run_id));
+                self.feed(ThreadEvent::Evicted { run_id: run.run_id });
+                return true;
+            }
+            2..=4 => Resolution::Decide(Decision::decline(None, None)),
+            _ => Resolution::Decide(Decision::approve(None)),
+        };
+        self.note(|| format!("decide about {}: {what:?}", run.run_id));
+        self.resume(run.run_id, run.agent_id, what);
+        true
     }
 
     fn an_agent(&mut self) -> usize {

@@ -82,6 +82,8 @@ where
         inbox::r1_a_run_record_belongs_to_its_thread,
         inbox::r11_a_thread_at_work_is_not_transferred,
         inbox::leases_have_one_owner_and_growing_epochs,
+        inbox::sig_405_the_lease_goes_with_the_last_commit_if_nothing_waits,
+        inbox::sig_502_a_new_owner_is_told_what_was_left,
         inbox::ruling_25_acceptance_takes_the_lease,
         inbox::sig_502_unfinished_work_is_found,
         inbox::overlapping_acceptances_keep_their_order,

@@ -551,6 +551,25 @@ mod tests {
     }
 
     #[test]
+    fn http_243_the_last_event_of_an_earlier_owner_is_no_gap_when_a_new_run_has_begun() {
+        let id = |epoch, number| EventId { epoch, number };
+        let run = RunId::from("r");
+        let log = StreamLog::default();
+        log.begin_epoch(2, Some(id(1, 41)));
+        log.begin_run(&run);
+        for _ in 0..3 {
+            log.push(Chunk::with_body(&run, ChunkBody::AbortNotice));
+        }
+        assert_eq!(log.after(id(1, 41), Some(id(1, 41))), Ok(0), "from the first chunk of the new epoch");
+        assert_eq!(log.after(id(2, 2), None), Ok(2));
+        assert!(log.after(id(1, 40), None).is_err(), "something was missed");
+        // A lease that was given up and taken again goes on counting.
+        log.begin_epoch(2, None);
+        log.push(Chunk::with_body(&run, ChunkBody::AbortNotice));
+        assert_eq!(log.last_number(), 4);
+    }
+
+    #[test]
     fn sig_507_the_log_is_bounded_whatever_its_chunks_are() {
         let text = "x".repeat(64 * 1024);
         let value = json!({ "text": text, "numbers": vec![1; 1000] });

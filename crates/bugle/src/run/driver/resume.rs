@@ -163,6 +163,8 @@ impl Driver {
     /// The parked run is ours: nobody else goes on with it.
     pub(super) fn now_ours(&mut self) {
         self.machine.claimed();
+        // What it gives back from now on is no sign of a start that failed.
+        self.committed = true;
         self.log.begin_run(&self.shared.run_id);
         self.shared.set_waiting(self.waiting_ids());
         if let Some(claiming) = &mut self.claiming {
@@ -200,7 +202,12 @@ impl Driver {
             snapshot: self.machine.snapshot(),
             now,
         };
-        let run = interchange::write(parking);
+        let mut run = interchange::write(parking);
+        if run.resource_id.is_none() {
+            // Whose run it is where no thread says so: callers who are bound to a resource reach their own (HTTP-012).
+            let owner = self.prepared.options.request_context.get("mastra__resourceId");
+            run.resource_id = owner.and_then(serde_json::Value::as_str).map(str::to_owned);
+        }
         if self.committer.has_thread() {
             return self.committer.park(messages, run, last).await;
         }

@@ -4,7 +4,7 @@ use super::Driver;
 use crate::{
     chunk::FinishReason,
     json::{Object, Value, json},
-    message::{Part, Role},
+    message::{Part, Role, StoredMessage},
     run::{RunOutput, completion::Check, machine::StepToScore},
     scorer::{Ended, ScorerInput},
 };
@@ -59,6 +59,9 @@ impl Driver {
             return None;
         }
         let input: Vec<_> = result.messages.iter().filter(|message| message.role != Role::Assistant).collect();
+        // What the run was told by its own checks is no answer (SCO-042).
+        let is_answer = |message: &&StoredMessage| message.content.meta("completionResult").is_none();
+        let answers: Vec<_> = result.response_messages.iter().filter(is_answer).collect();
         let ended = Ended {
             agent_id: self.prepared.agent.id().to_owned(),
             agent_name: self.prepared.agent.name().to_owned(),
@@ -71,7 +74,7 @@ impl Driver {
                     "systemMessages": self.prepared.system,
                     "taggedSystemMessages": {},
                 }),
-                output: json!(result.response_messages),
+                output: json!(answers),
                 ground_truth: None,
                 request_context: self.prepared.options.request_context.plain(),
                 more: Object::new(),

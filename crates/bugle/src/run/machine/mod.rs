@@ -308,18 +308,21 @@ impl RunMachine {
             Phase::Committing(AfterCommit::RunTools | AfterCommit::ToolProgress) => SnapshotPhase::Tools,
             _ => SnapshotPhase::Request,
         };
+        // The step that this commit ends is told of only once it is durable.
+        let ends_step = matches!(self.phase, Phase::Committing(AfterCommit::NextStep { .. }));
+        let steps = self.step_count() + u32::from(ends_step);
         let has_step = phase != SnapshotPhase::Request && (self.step_resumed || self.waits_for_people());
         RunSnapshot {
             message_id: self.next_message_id.as_ref().unwrap_or(&self.message_id).clone(),
             first_message_id: self.first_message_id.clone(),
             iteration: self.iteration,
-            steps: self.step_count(),
+            steps,
             usage: self.usage.clone(),
             consumed: self.consumed.clone(),
             wake: self.wake.clone(),
             own: self.transcript.own_ids(),
             // A step that is finished did not kill its process.
-            recoveries: if self.step_count() > self.recoveries.1 { 0 } else { self.recoveries.0 },
+            recoveries: if steps > self.recoveries.1 { 0 } else { self.recoveries.0 },
             phase,
             options: self.settings.stored_options.clone(),
             delegation: self.delegation.clone(),

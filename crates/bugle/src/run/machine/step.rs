@@ -168,7 +168,11 @@ impl RunMachine {
         let step = self.step_count() + 1;
         let transcript = &self.transcript;
         let unique = |id: &str| {
-            if transcript.has_call(id) { format!("{id}#{step}") } else { id.to_owned() }
+            let mut own = if transcript.has_call(id) { format!("{id}#{step}") } else { id.to_owned() };
+            while transcript.has_call(&own) {
+                own.push('+');
+            }
+            own
         };
         for payload in self.response.take(event, unique) {
             if let (Payload::TextDelta { text, .. }, Some(structured)) = (&payload, &mut self.structured)

@@ -8,7 +8,7 @@ use super::{Checked, at, entry, entry_ids, ids, key, message, message_ids, new_t
 use crate::{
     id::ThreadKey,
     storage::{
-        Accept, Commit, EntryOutcome, InboxEnd, InboxEntry, Lease, LeaseClaim, NewThread, RunChange, RunRecord,
+        Accept, Commit, EntryOutcome, InboxEnd, InboxEntry, Lease, LeaseClaim, Left, NewThread, RunChange, RunRecord,
         RunStatus, SharedStorage, StorageError,
     },
 };
@@ -430,6 +430,63 @@ pub(super) async fn leases_have_one_owner_and_growing_epochs(store: SharedStorag
         Lease::Held { epoch: epoch + 4 },
         "ruling 39: epochs never shrink"
     );
+    Ok(())
+}
+
+pub(super) async fn sig_405_the_lease_goes_with_the_last_commit_if_nothing_waits(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let owner = claim("a", 60);
+    let taken = store.accept(Accept { claim: Some(owner.clone()), ..accept(&["s1", "s2"]) }).await?;
+    let Some(Lease::Held { epoch }) = taken.lease else { panic!("ruling 25: {taken:?}") };
+    let end = |consumed: &str| Commit {
+        consumed: vec![consumed.into()],
+        messages: vec![message(consumed, 1)],
+        run: RunChange::End { run_id: "r1".into(), last_event: 9 },
+        release: Some("a".into()),
+        ..commit(epoch)
+    };
+    store.commit(Commit { run: RunChange::Save(run("r1", RunStatus::Running)), ..commit(epoch) }).await?;
+    assert!(!store.commit(end("s1")).await?.released, "s2 waits");
+    assert_eq!(store.acquire_lease(&key(), &claim("b", 60)).await?, Lease::HeldBy { owner: "a".into() });
+    store.commit(Commit { run: RunChange::Save(run("r2", RunStatus::Running)), ..commit(epoch) }).await?;
+    assert!(!store.commit(end("s2")).await?.released, "a run is on record");
+    let end = Commit { run: RunChange::End { run_id: "r2".into(), last_event: 12 }, ..end("s2") };
+    let others = Commit { release: Some("b".into()), ..end.clone() };
+    assert!(!store.commit(others).await?.released, "not its to give up");
+    assert!(store.commit(end.clone()).await?.released);
+    assert!(!store.commit(end).await?.released, "it is free");
+    // Nobody has had it since: who kept its epoch goes on in it.
+    let again = LeaseClaim { kept: Some(epoch), ..owner.clone() };
+    assert_eq!(store.acquire_lease(&key(), &again).await?, Lease::Held { epoch });
+    store.release_lease(&key(), "a", Some(15)).await?;
+    assert_eq!(store.last_event(&key()).await?, Some((epoch, 15)), "HTTP-243");
+    assert_eq!(store.acquire_lease(&key(), &claim("b", 60)).await?, Lease::Held { epoch: epoch + 1 });
+    store.release_lease(&key(), "b", None).await?;
+    assert_eq!(store.last_event(&key()).await?, Some((epoch, 15)));
+    assert_eq!(store.acquire_lease(&key(), &again).await?, Lease::Held { epoch: epoch + 2 }, "somebody has");
+    Ok(())
+}
+
+pub(super) async fn sig_502_a_new_owner_is_told_what_was_left(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let by = |claim: LeaseClaim, id: &str| Accept { claim: Some(claim), ..accept(&[id]) };
+    let first = store.accept(by(claim("a", 0), "s1")).await?;
+    assert_eq!(first.left, Left::default(), "nothing was there before: {first:?}");
+    let Some(Lease::Held { epoch }) = first.lease else { panic!("ruling 25: {first:?}") };
+    let own = LeaseClaim { kept: Some(epoch), ..claim("a", 0) };
+    let second = store.accept(by(own, "s2")).await?;
+    assert_eq!(second.left, Left::default(), "who has kept the thread knows: {second:?}");
+    let ended = Commit { run: RunChange::End { run_id: "r0".into(), last_event: 7 }, ..commit(epoch) };
+    store.commit(ended).await?;
+    store.commit(Commit { run: RunChange::Save(run("r1", RunStatus::Running)), ..commit(epoch) }).await?;
+    let new = store.accept(by(claim("b", 0), "s3")).await?;
+    assert_eq!(entry_ids(&new.left.entries), ["s1", "s2"], "in order, without what was just appended");
+    assert!(new.left.entries.iter().all(|entry| entry.position > 0));
+    let runs: Vec<&str> = new.left.runs.iter().map(|run| run.run_id.as_str()).collect();
+    assert_eq!((runs, new.left.last_event), (vec!["r1"], Some((epoch, 7))));
+    let only = Accept { check_only: true, entries: Vec::new(), ..by(claim("c", 60), "s4") };
+    let claimed = store.accept(only).await?;
+    assert_eq!(entry_ids(&claimed.left.entries), ["s1", "s2", "s3"], "a claim alone tells it too");
     Ok(())
 }
 

@@ -40,10 +40,7 @@ impl ThreadLink {
 
     /// Lets `place` give times to messages, from the one it is told on, and tell the newest: nobody else does meanwhile.
     pub(crate) fn placing<T>(&self, clock: &SharedClock, place: impl FnOnce(Timestamp) -> (T, Option<Timestamp>)) -> T {
-        let mut placed = self.placed.lock();
-        let (done, newest) = place(after(*placed, clock.now()));
-        *placed = newest.map_or(*placed, |newest| newest.max(*placed));
-        done
+        placing(&self.placed, clock.now(), place)
     }
 
     pub(crate) async fn tell(&self, letter: Letter) {
@@ -61,4 +58,31 @@ pub(super) fn next_time(placed: &Mutex<Timestamp>, now: Timestamp) -> Timestamp 
     let mut placed = placed.lock();
     *placed = after(*placed, now);
     *placed
+}
+
+fn placing<T>(placed: &Mutex<Timestamp>, now: Timestamp, place: impl FnOnce(Timestamp) -> (T, Option<Timestamp>)) -> T {
+    let mut placed = placed.lock();
+    let (done, newest) = place(after(*placed, now));
+    *placed = newest.map_or(*placed, |newest| newest.max(*placed));
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sig_042_rows_of_a_run_and_rows_beside_it_never_have_the_same_time() {
+        let (placed, now) = (Mutex::default(), Timestamp::from_millis(1000));
+        let beside = next_time(&placed, now);
+        // The run places two rows at one moment of the clock, which has not moved.
+        let (first, second) = placing(&placed, now, |at| {
+            let second = Timestamp::from_millis(at.as_millis() + 1);
+            ((at, second), Some(second))
+        });
+        // A step that places nothing takes no time.
+        placing(&placed, now, |_| ((), None));
+        let last = next_time(&placed, now);
+        assert_eq!([beside, first, second, last].map(Timestamp::as_millis), [1000, 1001, 1002, 1003]);
+    }
 }

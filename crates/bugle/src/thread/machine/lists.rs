@@ -146,7 +146,15 @@ impl ThreadMachine {
             return taken;
         }
         if let Some(at) = self.pending.iter().position(|input| input.id() == id) {
-            return self.pending.remove(at);
+            let taken = self.pending.remove(at)?;
+            if !taken.joined {
+                // Those who were told that they join its run have that run all the same (HTTP-079).
+                let mut heirs = self.pending.iter_mut().filter(|input| input.entry.run_id == taken.entry.run_id);
+                if let Some(heir) = heirs.next() {
+                    heir.joined = false;
+                }
+            }
+            return Some(taken);
         }
         let at = self.queue.iter().position(|turn| matches!(turn, Turn::Input(input) if input.id() == id))?;
         match self.queue.remove(at) {

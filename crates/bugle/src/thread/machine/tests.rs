@@ -361,6 +361,45 @@ fn ruling_24_a_run_is_stopped_only_by_input_that_was_accepted() {
 }
 
 #[test]
+fn http_079_interrupts_sent_at_once_are_told_the_run_that_takes_them_all() {
+    let mut bench = Bench::default();
+    bench.accept("one", Steer);
+    bench.drain("run-one");
+    for id in ["two", "three", "four"] {
+        bench.ticket += 1;
+        let send = Send {
+            ticket: bench.ticket,
+            input: Bench::input(id, "a", Steer),
+            active: ActiveBehavior::Interrupt,
+            idle: IdleBehavior::Wake,
+            active_attributes: None,
+            idle_attributes: None,
+            by_run: false,
+        };
+        bench.apply(V::Send(Box::new(send)));
+    }
+    // The first one is refused in the end; the others have been promised its run.
+    bench.apply(V::Journaled { id: "two".into(), result: Journal::Failed });
+    bench.journal("three");
+    bench.journal("four");
+    bench.end("run-one");
+    let run = bench.started().last().unwrap().0.clone();
+    bench.drain(&run);
+    assert_eq!(bench.taken()[1..], ["four", "three"]);
+    let told: Vec<String> = bench
+        .said
+        .iter()
+        .filter_map(|effect| match effect {
+            E::Routed { routed, .. } if routed.action == Action::Deliver => {
+                routed.run_id.as_ref().map(ToString::to_string)
+            }
+            _ => None,
+        })
+        .collect();
+    assert_eq!(told, [run.clone(), run]);
+}
+
+#[test]
 fn sig_509_all_of_an_input_counts_and_an_edit_too() {
     let refused = |bench: &Bench| matches!(bench.said.last(), Some(E::Refused { why: Refusal::Limit, .. }));
     let mut bench = Bench::default();

@@ -135,7 +135,7 @@ async fn proc_100_output_limits() {
 async fn batch_parts_and_the_scrubber_shape_the_stream() {
     let pieces = || {
         let text = "You must never tell anybody the code of the safe. Ok?";
-        text.split_inclusive(' ').fold(Script::new(), |script, word| script.text(word))
+        text.split_inclusive(' ').fold(Script::new(), Script::text)
     };
     let world = world_with([pieces()], |agent| agent.output_processor(BatchParts::new(5))).await;
     let ran = world.run("hi").await;

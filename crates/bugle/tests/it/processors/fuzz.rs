@@ -131,7 +131,7 @@ struct Any(Value);
 #[async_trait::async_trait]
 impl Lane for Any {
     type State = Value;
-    fn id(&self) -> &str {
+    fn id(&self) -> &'static str {
         "lane"
     }
     async fn current(&self, _: &mut Context<'_>) -> Outcome<Current<Value>> {

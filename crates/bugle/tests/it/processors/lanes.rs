@@ -8,8 +8,10 @@ use std::sync::{
 use async_trait::async_trait;
 use bugle::{
     RunOptions,
+    agent::AgentBuilder,
     json::{Value, json},
     memory::MemoryOptions,
+    message::StoredMessage,
     model::{Gate, Script, ScriptedModel},
     processor::{
         Context, Hook, HookSet, InputStep, Outcome, Processor, ProcessorError,
@@ -75,7 +77,7 @@ async fn tracked(world: &World, lane: &str) -> Option<Value> {
 /// The texts of the stored states, in order.
 async fn states(world: &World) -> Vec<String> {
     let stored = world.stored().await;
-    stored.iter().filter(|row| row.kind.as_deref() == Some("state")).map(|row| row.joined_text()).collect()
+    stored.iter().filter(|row| row.kind.as_deref() == Some("state")).map(StoredMessage::joined_text).collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -94,9 +96,11 @@ async fn state_050_054_055_a_state_is_told_once_and_stays_in_view() {
     assert_eq!(lane.count.load(Ordering::SeqCst), 3, "STATE-051: once per prepared request");
     let tracking = tracked(&world, "editor").await.unwrap();
     assert_eq!((&tracking["version"], &tracking["currentMode"]), (&json!(1), &json!("snapshot")));
-    let views = lane.views.lock();
-    assert_eq!((views[0].has_snapshot, views[1].has_snapshot, views[2].has_snapshot), (false, true, true));
-    assert_eq!(views[2].last_snapshot.as_ref().unwrap().cache_key, "open main.rs");
+    {
+        let views = lane.views.lock();
+        assert_eq!((views[0].has_snapshot, views[1].has_snapshot, views[2].has_snapshot), (false, true, true));
+        assert_eq!(views[2].last_snapshot.as_ref().unwrap().cache_key, "open main.rs");
+    }
     // STATE-012: what was shown is what is stored.
     let stored = world.stored().await;
     let row = stored.iter().find(|row| row.kind.as_deref() == Some("state")).unwrap();
@@ -316,10 +320,12 @@ async fn state_083_an_external_state_joins_a_run_and_its_processor_sees_it() {
     assert!(!sent.is_unchanged());
     gate.open();
     watcher.until_end_of(&run).await;
-    let views = lane.views.lock();
-    let last = views.last().unwrap();
-    assert_eq!(last.tracking.as_ref().unwrap().version, 2);
-    assert_eq!(last.active.iter().map(|signal| signal.cache_key.as_str()).collect::<Vec<_>>(), ["mine", "theirs"]);
+    {
+        let views = lane.views.lock();
+        let last = views.last().unwrap();
+        assert_eq!(last.tracking.as_ref().unwrap().version, 2);
+        assert_eq!(last.active.iter().map(|signal| signal.cache_key.as_str()).collect::<Vec<_>>(), ["mine", "theirs"]);
+    }
     assert_eq!(states(&world).await, ["mine", "theirs"]);
 }
 
@@ -342,7 +348,7 @@ async fn state_096_prov_007_the_task_list_stays_in_view() {
         .call("task_write", json!({"tasks": [{"content": "Pack"}, {"content": "Go", "status": "in_progress"}]}));
     let complete = Script::new().call("task_complete", json!({"id": "task_go"}));
     let world = world_with([write, complete, "done".into()], |agent| {
-        let agent = task_tools().into_iter().fold(agent, |agent, tool| agent.tool(tool));
+        let agent = task_tools().into_iter().fold(agent, AgentBuilder::tool);
         agent.input_processor(LaneProcessor::new(TaskLane))
     })
     .await;
@@ -360,10 +366,8 @@ async fn state_096_prov_007_the_task_list_stays_in_view() {
     assert_eq!(kept[1], json!({"id": "task_go", "content": "Go", "status": "completed"}));
     // Without a thread nothing is stored.
     let write = || Script::new().call("task_write", json!({"tasks": [{"content": "Pack"}]}));
-    let world = world_with([write(), "done".into()], |agent| {
-        task_tools().into_iter().fold(agent, |agent, tool| agent.tool(tool))
-    })
-    .await;
+    let world =
+        world_with([write(), "done".into()], |agent| task_tools().into_iter().fold(agent, AgentBuilder::tool)).await;
     let ran = crate::r#loop::run_on(&world.agent, "hi", None, RunOptions::default()).await;
     assert!(ran.payload("tool-error")["error"]["message"].as_str().unwrap().contains("nothing was stored"));
 }

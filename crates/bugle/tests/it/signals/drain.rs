@@ -108,7 +108,7 @@ impl Processor for Guard {
     }
 
     async fn process_input(&self, _: &mut Context<'_>, input: &mut Input) -> Outcome {
-        for message in input.messages.iter() {
+        for message in &*input.messages {
             match message.joined_text().as_str() {
                 "bad" => return Err(ProcessorError::tripwire("not allowed")),
                 "crash" => return Err(ProcessorError::Failed("boom".into())),

@@ -62,9 +62,9 @@ struct Node {
 
 impl Node {
     fn random(rng: &mut Rng, name: String, depth: usize) -> Self {
-        let steps = (0..1 + rng.below(2))
+        let steps = (0..=rng.below(2))
             .map(|step| {
-                (0..1 + rng.below(3))
+                (0..=rng.below(3))
                     .map(|at| match rng.below(10) {
                         0..=2 => Call::Danger,
                         3 => Call::Boom,
