@@ -44,7 +44,7 @@ impl Processor for PassThrough {
     }
 }
 
-/// A state that never changes.
+/// A state that is told once per thread.
 struct Still;
 
 #[async_trait]
@@ -64,10 +64,7 @@ impl Lane for Still {
     }
 }
 
-async fn agent(
-    scripts: Vec<Script>,
-    build: impl FnOnce(AgentBuilder) -> AgentBuilder,
-) -> Result<AgentHandle, Error> {
+async fn agent(scripts: Vec<Script>, build: impl FnOnce(AgentBuilder) -> AgentBuilder) -> Result<AgentHandle, Error> {
     let model = Arc::new(ScriptedModel::with_responses(scripts));
     let agent = build(Agent::builder("a").model(model).memory(MemoryOptions::last(20))).build()?;
     Bugle::builder().agent(agent).build().await?.agent("a")
@@ -80,7 +77,9 @@ async fn time(agent: &AgentHandle, runs: usize) -> Result<Duration, Error> {
         let message = StoredMessage::text("".into(), Role::User, "go", Default::default());
         let input = RunInput { messages: vec![message], tool_results: Vec::new() };
         let thread = ThreadKey::new("r", format!("t{run}"));
-        agent.generate(input, Some(&thread), RunOptions::default()).await?;
+        let mut stream = agent.stream(input, Some(&thread), RunOptions::default()).await?;
+        while stream.next().await.is_some() {}
+        stream.output().await?;
     }
     Ok(began.elapsed())
 }
@@ -103,7 +102,8 @@ fn main() -> Result<(), Error> {
         let short = || (0..STEPS).map(|_| Script::new().text("ok")).collect::<Vec<_>>();
         time(&agent(short(), |agent| agent).await?, STEPS).await?;
         let none = time(&agent(short(), |agent| agent).await?, STEPS).await?;
-        let lane = time(&agent(short(), |agent| agent.input_processor(LaneProcessor::new(Still))).await?, STEPS).await?;
+        let lane =
+            time(&agent(short(), |agent| agent.input_processor(LaneProcessor::new(Still))).await?, STEPS).await?;
         let per_step = |time: Duration| time.as_secs_f64() * 1e6 / STEPS as f64;
         println!("per step: no lane {:.1} µs, one lane {:.1} µs", per_step(none), per_step(lane));
         Ok(())
