@@ -30,7 +30,7 @@ if [ "${1:-}" != quick ]; then
 fi
 
 step "tests"
-cargo nextest run --workspace --no-fail-fast
+BUGLE_FUZZ_SECONDS=${BUGLE_FUZZ_SECONDS:-60} cargo nextest run --workspace --no-fail-fast
 step "examples in the documentation"
 cargo test --workspace --doc --quiet
 

@@ -4,17 +4,14 @@ use std::sync::{Arc, Mutex};
 
 use bugle::{
     RunOptions,
-    chunk::FinishReason,
     json::{Value, json},
     model::Script,
-    run::Decision,
-    scorer::{LiveScore, LiveScorer, Sampling, Score, ScorerError, ScorerInput, TaskCompletion, When},
-    tool::Approval,
+    scorer::{LiveScore, LiveScorer, Sampling, Score, ScorerError, ScorerInput},
 };
 use tokio::sync::mpsc;
 
-use super::{By, checks, holds};
-use crate::r#loop::{call, echo, world_with};
+use super::By;
+use crate::r#loop::world_with;
 
 /// Scores by `judge`; what it gives can be awaited.
 fn live(
@@ -117,25 +114,5 @@ async fn sco_084_failed_and_aborted_runs_are_not_scored() {
     tokio::join!(world.run_with("aborted", options), stop);
     world.run("finishes").await;
     assert_eq!(scores.recv().await.unwrap().reason.as_deref(), Some("whole"));
-    assert!(scores.try_recv().is_err());
-}
-
-#[tokio::test(start_paused = true)]
-async fn sco_031_sco_084_a_run_that_waits_for_a_person_is_neither_checked_nor_scored() {
-    let (scorer, mut scores) = live(|run| Ok(Score::pass().because(run.text())));
-    let completion = TaskCompletion::all(vec![holds("DONE")]).when(When::Iteration);
-    let scripts = [call(1), Script::new().text("DONE")];
-    let world = world_with(scripts, |agent| {
-        agent
-            .tool(echo().with_approval(Approval::Always))
-            .default_options(RunOptions { is_task_complete: Some(completion), ..with(scorer) })
-    })
-    .await;
-    let ran = world.run("work").await;
-    assert_eq!((ran.output.finish_reason, checks(&ran).len()), (FinishReason::Suspended, 0));
-    let (run_id, options) = (&ran.output.run_id, RunOptions::default());
-    let output = world.agent.resume_generate(run_id, Decision::approve(None), options).await.unwrap();
-    assert_eq!((output.finish_reason, world.model.requested()), (FinishReason::Stop, 2));
-    assert_eq!(scores.recv().await.unwrap().reason.as_deref(), Some("DONE"));
     assert!(scores.try_recv().is_err());
 }
