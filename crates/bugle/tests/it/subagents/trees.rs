@@ -282,9 +282,6 @@ impl Tree {
     }
 
     async fn waiting(&self) -> Option<Value> {
-        if self.agent.active_run_id(&self.thread).is_some() {
-            return None;
-        }
         let runs = self.agent.list_suspended_runs(SuspendedQuery::default()).await.unwrap().runs;
         runs.first().map(|run| serde_json::to_value(run).unwrap())
     }
@@ -309,8 +306,10 @@ impl Tree {
         let approved = self.rng.chance(70);
         let id = if self.rng.chance(50) { call["toolCallId"].as_str().unwrap().to_owned() } else { key.clone() };
         let approval = ToolApproval { tool_call_id: Some(id), approved, ..ToolApproval::default() };
-        if self.agent.send_tool_approval(&self.thread, approval).await.is_ok() && approved {
-            self.approved.insert(key);
+        // Whoever dies before it hears the answer may have been obeyed.
+        let new = approved && self.approved.insert(key.clone());
+        if self.agent.send_tool_approval(&self.thread, approval).await.is_err() && new {
+            self.approved.remove(&key);
         }
     }
 
