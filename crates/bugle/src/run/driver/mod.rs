@@ -377,7 +377,11 @@ impl Driver {
                 }
                 () = at(tool_deadline), if tool_deadline.is_some() => self.let_tools_go(&mut events),
                 () = nudged => events.push_back(RunEvent::InputWaits),
-                Some(written) = self.written.recv() => self.show_written(written),
+                Some(written) = self.written.recv() => {
+                    if self.show_written(written, &mut events).await.is_err() {
+                        return None;
+                    }
+                }
                 event = request => match event {
                     Some(RequestEvent::Answered { model, warnings }) => {
                         self.model_index = self.request.as_ref().map_or(0, Request::model_index);
@@ -393,7 +397,11 @@ impl Driver {
                     }
                     None => self.request = None,
                 },
-                Some(done) = self.tools.join_next() => self.tool_ended(done, &mut events),
+                Some(done) = self.tools.join_next() => {
+                    if self.tool_ended(done, &mut events).await.is_err() {
+                        return None;
+                    }
+                }
             }
         }
     }
@@ -460,7 +468,11 @@ impl Driver {
                     }
                 }
                 RunEffect::CancelRequest => self.request = None,
-                RunEffect::RunTools(runs) => self.start_tools(runs),
+                RunEffect::RunTools(runs) => {
+                    if let Err(flow) = Box::pin(self.start_tools(runs, events)).await {
+                        return flow;
+                    }
+                }
                 RunEffect::CancelTools => {
                     self.tool_abort.cancel();
                     for run in std::mem::take(&mut self.waiting_tools) {
