@@ -307,7 +307,9 @@ fn redact<'a>(text: &str, findings: &'a [Finding]) -> Result<String, &'a str> {
             end = end.max(until);
         }
         out.push_str(&text[done..start]);
-        out.push_str(&format!("[{category}]"));
+        out.push('[');
+        out.push_str(category);
+        out.push(']');
         done = end;
     }
     out.push_str(&text[done..]);

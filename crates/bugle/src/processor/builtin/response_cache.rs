@@ -55,7 +55,7 @@ impl ResponseCache {
         Self { entries_max: entries_max.max(1), keep, held: Mutex::default() }
     }
 
-    fn key(agent_id: &str, scope: &str, request: &LlmRequest) -> Option<Key> {
+    fn key(agent_id: &str, scope: &str, request: &LlmRequest) -> Key {
         let mut prompt = request.prompt.clone();
         strip_ids(&mut prompt);
         let said = json!([
@@ -72,7 +72,7 @@ impl ResponseCache {
             // Answers are kept as these left them, and replayed past them.
             request.filters,
         ]);
-        Some(Sha256::digest(said.to_string().as_bytes()).into())
+        Sha256::digest(said.to_string().as_bytes()).into()
     }
 }
 
@@ -109,7 +109,7 @@ impl Processor for ResponseCache {
 
     async fn process_llm_request(&self, cx: &mut Context<'_>, request: &mut LlmRequest) -> Outcome {
         let scope = cx.thread().and_then(|thread| thread.resource_id.as_deref()).map(str::to_owned);
-        let key = scope.filter(|scope| !scope.is_empty()).and_then(|scope| Self::key(cx.agent_id(), &scope, request));
+        let key = scope.filter(|scope| !scope.is_empty()).map(|scope| Self::key(cx.agent_id(), &scope, request));
         *cx.state::<Pending>() = Pending(key);
         let Some(key) = key else { return Ok(()) };
         let now = cx.now();
