@@ -186,7 +186,7 @@ impl Journal {
                     return Done::Quiet;
                 }
                 Done::Claimed { .. } | Done::Appended { .. } | Done::Persisted { .. } => {
-                    self.waiting.push_front(Op::Claim)
+                    self.waiting.push_front(Op::Claim);
                 }
                 _ => {}
             }
