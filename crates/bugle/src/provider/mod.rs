@@ -367,19 +367,21 @@ impl Bugle {
         if verified.is_empty() {
             return Err(WebhookError::Unknown);
         }
-        let mut events = Vec::new();
-        for (agent_id, provider, _) in verified.into_iter().filter(|(_, _, accepted)| *accepted) {
-            let read = provider.read_webhook(&request).map_err(|error| WebhookError::Unreadable(error.0))?;
-            events.push((agent_id, provider, read));
-        }
-        if events.is_empty() {
+        let accepted = verified.into_iter().filter(|(_, _, accepted)| *accepted);
+        let accepted: Vec<_> = accepted.map(|(agent_id, provider, _)| (agent_id, provider)).collect();
+        if accepted.is_empty() {
             return Err(WebhookError::Refused);
+        }
+        let mut events = Vec::new();
+        for (agent_id, provider) in accepted {
+            let read = provider.read_webhook(&request).map_err(|error| WebhookError::Unreadable(error.0))?;
+            for event in read {
+                events.push((agent_id, provider, event));
+            }
         }
         let mut taken = WebhookTaken { matched: 0, duplicate: false };
         let (mut repeated, mut invalid) = (0, None);
-        for (agent_id, provider, event) in
-            events.iter().flat_map(|(agent, own, events)| events.iter().map(move |event| (agent, own, event)))
-        {
+        for (agent_id, provider, event) in &events {
             let found = self.matching(agent_id, &***provider, event).await;
             let found = found.map_err(|error| WebhookError::NotStored(Box::new(error)))?;
             if found.is_empty() {
