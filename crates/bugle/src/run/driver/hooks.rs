@@ -238,6 +238,46 @@ impl Driver {
         Ok(event)
     }
 
+    /// Judges the messages that came with a decision, and takes them in before anything is claimed: what was accepted is
+    /// durable with the claim (ruling 6). `false` if this process leaves the run.
+    pub(super) async fn take_in_pending(&mut self) -> bool {
+        if self.claiming.is_none() || self.first_messages.is_empty() {
+            return true;
+        }
+        let messages = std::mem::take(&mut self.first_messages);
+        if !self.hooks.runner.has(Hook::Input) {
+            for message in messages {
+                self.machine.add_pending(message, None);
+            }
+            self.note_newest();
+            return true;
+        }
+        let now = self.now();
+        let mut watch = self.watch(PROCESSOR_GRACE);
+        let Self { machine, hooks, log, shared, .. } = self;
+        let lanes = hooks.lanes.as_mut();
+        let mut desk = RunDesk { machine, lanes, log, run_id: &shared.run_id, now, changed: false };
+        for message in messages {
+            match guard_pending(&mut hooks.runner, &mut desk, &mut watch, message).await {
+                Ok((messages, refused)) => {
+                    for message in messages {
+                        desk.machine.add_pending(message, refused.as_ref());
+                    }
+                }
+                Err(_) => return false,
+            }
+        }
+        self.note_newest();
+        true
+    }
+
+    /// What others place on the thread comes after what the run holds.
+    fn note_newest(&self) {
+        if let (Some(link), Some(newest)) = (&self.link, self.machine.transcript().newest()) {
+            link.placed_up_to(newest);
+        }
+    }
+
     // The request.
 
     /// Prepares and sends a request: step hooks, lanes, the prepare-step callback, prompt hooks (STATE-050).

@@ -26,7 +26,7 @@ use super::{
     Decision, RunOptions, RunOutput, RunSnapshot,
     commit::{CommitError, Committer, storage_error},
     completion::{Verdicts, judge},
-    guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later},
+    guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later, guard_pending},
     machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome, ToolRun},
     prepare::{Prepared, prepare},
     request::{Request, RequestEvent, timeout_error},
@@ -261,8 +261,7 @@ async fn drive_to_end(seed: RunSeed) {
             let transcript = Transcript::restored(history, &snapshot.kept, key, &snapshot.own, open);
             match (resolution, &snapshot.step) {
                 (Some(resolution), Some(step)) => {
-                    let added = (std::mem::take(&mut prepared.first_messages), known);
-                    RunMachine::resumed(settings, transcript, snapshot, step, resolution, added)
+                    RunMachine::resumed(settings, transcript, snapshot, step, resolution, known)
                 }
                 _ => RunMachine::recovered(settings, transcript, snapshot),
             }
@@ -296,7 +295,8 @@ async fn drive_to_end(seed: RunSeed) {
         committer,
         in_hand: Vec::new(),
         committed: false,
-        first_drain: true,
+        // Input of a run that goes on is judged one by one (SIG-208).
+        first_drain: claiming.is_none(),
         request: None,
         model_index: 0,
         verdicts: Verdicts::default(),
@@ -317,7 +317,7 @@ async fn drive_to_end(seed: RunSeed) {
         claiming,
         parked_at: Timestamp::default(),
     });
-    let ending = driver.run().await;
+    let ending = if driver.take_in_pending().await { driver.run().await } else { None };
     driver.finish(ending, output).await;
 }
 
