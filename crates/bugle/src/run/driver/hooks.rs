@@ -256,7 +256,7 @@ impl Driver {
         let mut watch = self.watch(PROCESSOR_GRACE);
         let Self { machine, hooks, log, shared, .. } = self;
         let lanes = hooks.lanes.as_mut();
-        let mut desk = RunDesk { machine, lanes, log, run_id: &shared.run_id, now, changed: false };
+        let mut desk = RunDesk { machine, lanes, log, run_id: &shared.run_id, now, changed: false, muted: false };
         for message in messages {
             match guard_pending(&mut hooks.runner, &mut desk, &mut watch, message).await {
                 Ok((messages, refused)) => {
