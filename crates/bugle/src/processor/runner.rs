@@ -116,9 +116,11 @@ impl Runner {
         entries.any(|entry| entry.processor.processes_data_parts())
     }
 
-    /// Drops what processors keep for the run.
-    pub(crate) fn forget(&mut self) {
-        self.slots.iter_mut().for_each(|slot| *slot = Slot::default());
+    /// Puts `slots` in the place of what processors keep for the run; gives what they kept.
+    pub(crate) fn exchange_slots(&mut self, slots: Option<Vec<Slot>>) -> Vec<Slot> {
+        let fresh = || self.slots.iter().map(|_| Slot::default()).collect();
+        let slots = slots.unwrap_or_else(fresh);
+        std::mem::replace(&mut self.slots, slots)
     }
 
     /// How often a step may be tried again (PROC-053).

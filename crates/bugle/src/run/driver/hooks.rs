@@ -401,7 +401,7 @@ impl Driver {
     }
 
     /// Makes the tools of a step that an earlier process asked for: its step hooks are asked once more, of what they do
-    /// only the tools count, and what they keep is fresh afterwards (PROC-030, PROC-040). `false` = no call may run; the
+    /// only the tools count, and what they keep is as it was afterwards (PROC-030, PROC-040). `false` = no call may run; the
     /// event that says why is in `events`, or the loop sees the abort.
     pub(super) async fn shape_again(&mut self, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
         let hooked = self.hooks.runner.has(Hook::InputStep);
@@ -412,9 +412,10 @@ impl Driver {
         let mut step = self.plain_step();
         if hooked {
             self.hooks.muted = true;
+            let kept = self.hooks.runner.exchange_slots(None);
             let (outcome, _) = at_desk!(self, |runner, desk| runner.input_step(desk, &mut step));
             self.hooks.muted = false;
-            self.hooks.runner.forget();
+            self.hooks.runner.exchange_slots(Some(kept));
             let stopped = match outcome {
                 Ok(Ok(())) => None,
                 Ok(Err(stop)) => Some(Some(Self::stopped(stop))),
