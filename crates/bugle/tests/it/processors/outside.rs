@@ -35,7 +35,12 @@ async fn ready() -> World {
 
 /// Stores without waking anybody.
 async fn store(world: &World, state: StateInput) -> Result<StateSent, Error> {
-    world.agent.send_state_signal(world.target_for(ActiveBehavior::Persist, IdleBehavior::Persist), state).await
+    let target = world.target_for(ActiveBehavior::Persist, IdleBehavior::Persist);
+    let mut sent = world.agent.send_state_signal(target, state).await?;
+    if let StateSent::Sent { persisted, .. } = &mut sent {
+        persisted.wait().await?;
+    }
+    Ok(sent)
 }
 
 fn code(sent: Result<StateSent, Error>) -> &'static str {
