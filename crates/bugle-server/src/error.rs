@@ -211,6 +211,11 @@ impl Failure {
             WebhookError::Unknown => Self::not_found("Not Found"),
             WebhookError::Refused => Self::new(StatusCode::UNAUTHORIZED, "Unauthorized"),
             WebhookError::Unreadable(_) => Self::bad_request(error.to_string()),
+            // Sending it again would help nobody.
+            WebhookError::Invalid(error) if matches!(&**error, Error::Invalid { field, .. } if field == "payload") => {
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string())
+            }
+            WebhookError::Invalid(_) => Self::bad_request(error.to_string()),
             _ => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).later(),
         }
     }
@@ -226,6 +231,21 @@ mod tests {
     use bugle::ThreadKey;
 
     use super::*;
+
+    #[test]
+    fn prov_013_only_what_could_not_be_stored_is_to_be_sent_again() {
+        let invalid = |field: &str| WebhookError::Invalid(Box::new(Error::invalid(field, "no")));
+        let storage = StorageError::Unavailable { message: "disk full".into(), source: None };
+        for (error, status, later) in [
+            (WebhookError::Unreadable("no JSON".into()), 400, false),
+            (invalid("attributes"), 400, false),
+            (invalid("payload"), 413, false),
+            (WebhookError::NotStored(Box::new(storage.into())), 503, true),
+        ] {
+            let failure = Failure::of_webhook(&error);
+            assert_eq!((failure.status().as_u16(), failure.retry_after.is_some()), (status, later), "{failure:?}");
+        }
+    }
 
     #[test]
     fn http_013_mistakes_of_the_caller_are_never_5xx_and_unaccepted_input_asks_to_come_again() {

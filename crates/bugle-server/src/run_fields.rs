@@ -104,10 +104,11 @@ pub(crate) fn run_options(call: &Call, fields: &Object) -> Result<RunOptions, Fa
         instructions: texts(fields, "instructions")?,
         system: texts(fields, "system")?,
         context,
-        require_tool_approval: flag(fields, "requireToolApproval"),
+        // A caller may ask for more approvals than the agent does, never for fewer (LOOP-090).
+        require_tool_approval: flag(fields, "requireToolApproval").filter(|all| *all),
         tool_call_concurrency: whole(fields, "toolCallConcurrency"),
         auto_resume_suspended_tools: flag(fields, "autoResumeSuspendedTools"),
-        delegation: delegation(fields)?,
+        delegation: delegation(call, fields)?,
         structured_output: typed(fields, "structuredOutput")?,
         include_raw_chunks: flag(fields, "includeRawChunks").unwrap_or(false),
         request_context: call.request_context(fields.get("requestContext")),
@@ -118,12 +119,16 @@ pub(crate) fn run_options(call: &Call, fields: &Object) -> Result<RunOptions, Fa
     })
 }
 
-fn delegation(fields: &Object) -> Result<Delegation, Failure> {
-    let delegation: Delegation = typed(fields, "delegation")?.unwrap_or_default();
-    // A caller may have less than the server's own, not more.
+/// A caller may have less than the agent allows, not more (SUB-034, SUB-165).
+fn delegation(call: &Call, fields: &Object) -> Result<Delegation, Failure> {
+    let mut delegation: Delegation = typed(fields, "delegation")?.unwrap_or_default();
     if delegation.max_depth.is_some_and(|depth| depth > DEPTH_MAX) {
         return Err(Failure::field("delegation.maxDepth", format!("at most {DEPTH_MAX}")));
     }
+    let own = call.agent().ok().and_then(|agent| agent.agent().default_options().delegation.max_depth);
+    delegation.max_depth = delegation.max_depth.map(|depth| depth.min(own.unwrap_or(DEPTH_MAX)));
+    // Not said: the agent's own word counts.
+    delegation.include_parent_system = delegation.include_parent_system.filter(|include| !*include);
     Ok(delegation)
 }
 

@@ -207,6 +207,21 @@ async fn prov_012_a_senders_retry_is_a_duplicate() {
     assert_eq!((first.status, first.json), (StatusCode::OK, json!({"matched": 1})));
     let again = server.send(Method::POST, path, &headers, Body::from(body)).await;
     assert_eq!((again.status, again.json), (StatusCode::OK, json!({"matched": 1, "duplicate": true})));
+    let fresh = [("x-key", "k"), ("webhook-id", "msg_2")];
+    let replayed = server.send(Method::POST, path, &fresh, Body::from(body)).await;
+    assert_eq!(replayed.json, json!({"matched": 1, "duplicate": true}), "no signature covers the name");
     let nobody = server.send(Method::POST, path, &headers[..1], Body::from(r#"{"resource": "other"}"#)).await;
     assert_eq!(nobody.json, json!({"matched": 0}));
+}
+
+#[tokio::test]
+async fn prov_013_a_webhook_that_is_larger_than_a_payload_is_told_of_once() {
+    let server = hooked().await;
+    let body = json!({"resource": "acme", "text": "x".repeat(300 * 1024)}).to_string();
+    let send = || server.send(Method::POST, "/api/signals/open/webhook", &[("x-key", "k")], Body::from(body.clone()));
+    let first = send().await;
+    assert_eq!((first.status, first.json), (StatusCode::OK, json!({"matched": 1})));
+    assert_eq!(send().await.json, json!({"matched": 1, "duplicate": true}));
+    let records = server.bugle.notifications(&bugle::storage::NotificationQuery::all()).await.unwrap().records;
+    assert_eq!(records[0].payload.as_ref().unwrap()["omitted"], true);
 }

@@ -7,9 +7,12 @@ use axum::{
     http::{Method, StatusCode},
 };
 use bugle::{
-    Bugle,
+    Agent, Bugle, RunOptions, Tool,
     json::{Value, json},
-    model::ScriptedModel,
+    model::{Script, ScriptedModel},
+    run::ApproveWhen,
+    storage::MemoryStorage,
+    subagent::Delegation,
 };
 use bugle_server::{Auth, ServerOptions, Token, router};
 use bugle_storage::libsql::LibSql;
@@ -252,5 +255,72 @@ async fn http_040_options_of_delegation_are_checked() {
     ] {
         let wrong = ask(delegation).await;
         assert_eq!((wrong.status, wrong.fields()), (StatusCode::BAD_REQUEST, vec![field]));
+    }
+}
+
+#[tokio::test]
+async fn loop_090_a_caller_may_not_waive_the_approvals_of_an_agent() {
+    let model = Arc::new(ScriptedModel::recording());
+    let agent = |id: &str, options: RunOptions| {
+        let tool = Tool::json("look", |_, _| async { Ok(json!("seen")) });
+        Agent::builder(id).model(model.clone()).tool(tool).default_options(options).build().unwrap()
+    };
+    let all = RunOptions { require_tool_approval: Some(true), ..RunOptions::default() };
+    let some = RunOptions { approve_when: Some(ApproveWhen(Arc::new(|_| true))), ..RunOptions::default() };
+    let bugle = Bugle::builder()
+        .agent(agent("all", all))
+        .agent(agent("some", some))
+        .agent(agent("none", RunOptions::default()))
+        .storage(MemoryStorage::new());
+    let bugle = bugle.build().await.unwrap();
+    let server = Server { router: router(bugle.clone(), ServerOptions::default()), bugle, model: (*model).clone() };
+    for (id, asked, reason) in [
+        ("all", false, "suspended"),
+        ("some", false, "suspended"),
+        ("none", false, "stop"),
+        ("none", true, "suspended"),
+        ("some", true, "suspended"),
+    ] {
+        let body = json!({"messages": "[[call look {}]] [[say done]]", "requireToolApproval": asked});
+        let answer = server.post(&format!("/api/agents/{id}/generate"), body).await;
+        assert_eq!(answer.json["finishReason"], reason, "{id} {asked}: {}", answer.text);
+    }
+}
+
+#[tokio::test]
+async fn sub_034_sub_165_a_caller_has_no_more_of_delegations_than_the_agent_allows() {
+    for (own, asked, requests, shows_system) in [
+        (Delegation { max_depth: Some(0), ..Delegation::default() }, json!({"maxDepth": 8}), 0, false),
+        (Delegation { max_depth: Some(1), ..Delegation::default() }, json!({"maxDepth": 0}), 0, false),
+        (Delegation::default(), json!({"includeParentSystem": true, "maxDepth": 8}), 1, false),
+        (Delegation { include_parent_system: Some(true), ..Delegation::default() }, json!({}), 1, true),
+        (
+            Delegation { include_parent_system: Some(true), ..Delegation::default() },
+            json!({"includeParentSystem": true}),
+            1,
+            true,
+        ),
+        (
+            Delegation { include_parent_system: Some(true), ..Delegation::default() },
+            json!({"includeParentSystem": false}),
+            1,
+            false,
+        ),
+    ] {
+        let case = format!("{own:?} {asked}");
+        let call = Script::new().call("agent-helper", json!({"prompt": "go"}));
+        let (model, child) = (ScriptedModel::with_responses([call, Script::from("ok")]), ScriptedModel::recording());
+        let helper = Agent::builder("helper").description("Helps.").model(Arc::new(child.clone())).build().unwrap();
+        let lead = Agent::builder("lead").instructions("You know the secret.").model(Arc::new(model.clone()));
+        let options = RunOptions { delegation: own, ..RunOptions::default() };
+        let lead = lead.agent("helper", helper).default_options(options).build().unwrap();
+        let bugle = Bugle::builder().agent(lead).storage(MemoryStorage::new()).build().await.unwrap();
+        let server = Server { router: router(bugle.clone(), ServerOptions::default()), bugle, model };
+        let body = json!({"messages": "hi", "delegation": asked});
+        let answer = server.post("/api/agents/lead/generate", body).await;
+        assert_eq!(answer.json["text"], "ok", "{case}: {}", answer.text);
+        let seen = child.requests();
+        let shown = seen.iter().any(|request| format!("{request:?}").contains("You know the secret."));
+        assert_eq!((seen.len(), shown), (requests, shows_system), "{case}");
     }
 }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Payload and metadata of one record, at most, as JSON text.
-const PAYLOAD_MAX: usize = 256 * 1024;
+pub(crate) const PAYLOAD_MAX: usize = 256 * 1024;
 /// A record whose delivery was cut short by a crash is due again after this (NOTIF-023).
 const SAFETY_TIME: Duration = Duration::from_secs(60);
 

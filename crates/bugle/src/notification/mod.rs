@@ -19,6 +19,7 @@ mod wake;
 pub use dispatch::DispatchReport;
 pub(crate) use dispatch::run as dispatcher;
 pub use inbox::{InboxToolOptions, notification_inbox_tool, notification_inbox_tool_with};
+pub(crate) use ingest::PAYLOAD_MAX;
 pub use policy::{DecideContext, Decision, DeliveryAction, DeliveryPolicy};
 pub use state::NotificationOptions;
 pub(crate) use state::State;

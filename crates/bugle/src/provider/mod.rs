@@ -18,22 +18,32 @@ use std::{fmt, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 use indexmap::IndexMap;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     agent::Agent,
     error::Error,
     id::ThreadKey,
     json::Object,
-    notification::{NewNotification, Notified},
+    notification::{NewNotification, Notified, PAYLOAD_MAX},
     processor::SharedProcessor,
     runtime::{ActiveBehavior, Bugle, IdleBehavior, IfActive, IfIdle, Inner},
-    storage::{MemoryStorage, ProviderSubscription, ProviderSubscriptions, SubscriptionQuery},
+    storage::{MemoryStorage, NOTIFICATION_PRIORITIES, ProviderSubscription, ProviderSubscriptions, SubscriptionQuery},
     tool::Tool,
 };
 
 /// How long a delivery of a webhook is told apart from its repetitions (PROV-012).
 const DELIVERY_WINDOW: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Whether trying again would change nothing: what came in makes no notification.
+const fn is_invalid(error: &Error) -> bool {
+    matches!(error, Error::Invalid { .. } | Error::InvalidSignal(_))
+}
+
+/// The text, or if it is blank, what stands for it.
+fn or_else(text: &str, default: impl FnOnce() -> String) -> String {
+    if text.trim().is_empty() { default() } else { text.to_owned() }
+}
 
 /// Watches something outside for an agent (PROV-001).
 #[async_trait]
@@ -131,6 +141,9 @@ pub struct ProviderEvent {
     pub payload: Option<Value>,
     /// Names this delivery: a repetition is told apart by it (PROV-012).
     pub delivery_id: String,
+    /// Tells repetitions apart in the place of the delivery's name, where no signature covers that: whoever has overheard
+    /// a delivery could send it again under a fresh one. The body's hash, say.
+    pub repetition_key: Option<String>,
     /// Pending events of one key are counted together.
     pub coalesce_key: Option<String>,
     /// Shown to the model.
@@ -138,18 +151,28 @@ pub struct ProviderEvent {
 }
 
 impl ProviderEvent {
-    /// The notification for one subscription.
+    /// The notification for one subscription. What comes from outside is made to fit: blank texts and unknown priorities
+    /// give way to defaults, and of a payload that is too large its size is told.
     fn notification(&self, provider: &str, subscription: &ProviderSubscription) -> NewNotification {
         let thread = ThreadKey::new(subscription.resource_id.as_str(), subscription.thread_id.as_str());
-        let mut new = NewNotification::new(thread, self.source.as_str(), self.kind.as_str(), self.summary.as_str());
+        let source = or_else(&self.source, || provider.to_owned());
+        let kind = or_else(&self.kind, || "event".to_owned());
+        let summary = or_else(&self.summary, || format!("{kind} from {source}"));
+        let mut new = NewNotification::new(thread, source, kind, summary);
         let options = subscription.delivery_options.as_ref();
         let option = |name: &str| options.and_then(|options| options.get(name));
         let behavior = |name: &str| option(name).and_then(|branch| branch.get("behavior")).cloned();
-        let priority = option("priority").and_then(Value::as_str).unwrap_or(&self.priority);
+        let priorities = [option("priority").and_then(Value::as_str), Some(self.priority.as_str())];
+        let known = |priority: &&str| NOTIFICATION_PRIORITIES.contains(priority);
+        let priority = priorities.into_iter().flatten().find(known).unwrap_or("medium");
         new.priority = Some(priority.to_owned());
-        new.payload.clone_from(&self.payload);
+        new.payload = self.payload.as_ref().map(|payload| match payload.to_string().len() {
+            bytes if bytes > PAYLOAD_MAX => json!({"omitted": true, "bytes": bytes, "limit": PAYLOAD_MAX}),
+            _ => payload.clone(),
+        });
         new.source_id = Some(self.delivery_id.clone());
-        new.dedupe_key = Some(format!("{provider}:{}:{}", self.delivery_id, subscription.id));
+        let delivery = self.repetition_key.as_ref().unwrap_or(&self.delivery_id);
+        new.dedupe_key = Some(format!("{provider}:{delivery}:{}", subscription.id));
         new.dedupe_window = Some(DELIVERY_WINDOW);
         new.coalesce_key.clone_from(&self.coalesce_key);
         new.attributes.clone_from(&self.attributes);
@@ -264,6 +287,9 @@ pub enum WebhookError {
     /// It cannot be read.
     #[error("the webhook cannot be read: {0}")]
     Unreadable(String),
+    /// One of its events makes no notification; sending it again would change nothing. Its other events were taken in.
+    #[error("the webhook makes no notification: {0}")]
+    Invalid(#[source] Box<Error>),
     /// Not everything could be stored; the sender is to try again (PROV-013).
     #[error("the webhook could not be stored; send it again")]
     NotStored(#[source] Box<Error>),
@@ -323,9 +349,11 @@ impl Bugle {
 
     /// Takes a webhook in: proves where it comes from, reads it, and stores a notification for each subscription that
     /// matches. Returns once all are stored; they are delivered afterwards (PROV-013). Header names are in lower case.
+    /// Where several agents have a provider of this id, each whose own verifier believes the webhook is told, by it.
     ///
     /// # Errors
-    /// [`WebhookError`]; nothing was stored, but for [`WebhookError::NotStored`], where repeating it is safe (PROV-012).
+    /// [`WebhookError`]; nothing was stored, but for [`WebhookError::NotStored`], where repeating it is safe (PROV-012),
+    /// and [`WebhookError::Invalid`].
     pub async fn take_webhook(
         &self,
         provider_id: &str,
@@ -333,31 +361,51 @@ impl Bugle {
         body: Bytes,
     ) -> Result<WebhookTaken, WebhookError> {
         let providers = self.inner.providers.by_id.get(provider_id).ok_or(WebhookError::Unknown)?;
-        let verified = providers.iter().find_map(|(_, provider)| Some((provider, provider.verifier()?)));
-        let (provider, verifier) = verified.ok_or(WebhookError::Unknown)?;
         let request = WebhookRequest { headers, body, now: self.inner.clock.now() };
-        if !verifier.accepts(&request) {
+        let verified: Vec<_> =
+            providers.iter().filter_map(|(agent, own)| Some((agent, own, own.verifier()?.accepts(&request)))).collect();
+        if verified.is_empty() {
+            return Err(WebhookError::Unknown);
+        }
+        let accepted = verified.into_iter().filter(|(_, _, accepted)| *accepted);
+        let accepted: Vec<_> = accepted.map(|(agent_id, provider, _)| (agent_id, provider)).collect();
+        if accepted.is_empty() {
             return Err(WebhookError::Refused);
         }
-        let events = provider.read_webhook(&request).map_err(|error| WebhookError::Unreadable(error.0))?;
-        let mut taken = WebhookTaken { matched: 0, duplicate: false };
-        let mut repeated = 0;
-        for event in &events {
-            for (agent_id, provider) in providers {
-                let found = self.matching(agent_id, &**provider, event).await;
-                let found = found.map_err(|error| WebhookError::NotStored(Box::new(error)))?;
-                if found.is_empty() {
-                    continue;
-                }
-                let new = found.iter().map(|subscription| event.notification(provider_id, subscription)).collect();
-                let accepted = async { self.agent(agent_id)?.accept_notifications(new).await }.await;
-                let accepted = accepted.map_err(|error| {
-                    tracing::error!(provider = provider_id, %error, "a webhook could not be stored");
-                    WebhookError::NotStored(Box::new(error))
-                })?;
-                taken.matched += accepted.len();
-                repeated += accepted.iter().filter(|(_, duplicate)| *duplicate).count();
+        let mut events = Vec::new();
+        for (agent_id, provider) in accepted {
+            let read = provider.read_webhook(&request).map_err(|error| WebhookError::Unreadable(error.0))?;
+            for event in read {
+                events.push((agent_id, provider, event));
             }
+        }
+        let mut taken = WebhookTaken { matched: 0, duplicate: false };
+        let (mut repeated, mut invalid) = (0, None);
+        for (agent_id, provider, event) in &events {
+            let found = self.matching(agent_id, &***provider, event).await;
+            let found = found.map_err(|error| WebhookError::NotStored(Box::new(error)))?;
+            if found.is_empty() {
+                continue;
+            }
+            let new = found.iter().map(|subscription| event.notification(provider_id, subscription)).collect();
+            let accepted = async { self.agent(agent_id)?.accept_notifications(new).await }.await;
+            match accepted {
+                Ok(accepted) => {
+                    taken.matched += accepted.len();
+                    repeated += accepted.iter().filter(|(_, duplicate)| *duplicate).count();
+                }
+                Err(error) if is_invalid(&error) => {
+                    tracing::warn!(provider = provider_id, %error, "an event of a webhook makes no notification");
+                    invalid.get_or_insert(error);
+                }
+                Err(error) => {
+                    tracing::error!(provider = provider_id, %error, "a webhook could not be stored");
+                    return Err(WebhookError::NotStored(Box::new(error)));
+                }
+            }
+        }
+        if let Some(error) = invalid {
+            return Err(WebhookError::Invalid(Box::new(error)));
         }
         taken.duplicate = taken.matched > 0 && repeated == taken.matched;
         Ok(taken)

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Polled, ProviderContext, SharedProvider};
+use super::{Polled, ProviderContext, SharedProvider, is_invalid};
 use crate::{
     error::Error,
     runtime::{Bugle, Inner},
@@ -108,7 +108,20 @@ async fn tell(
     subscription: &ProviderSubscription,
     polled: &Polled,
 ) -> Result<(), Error> {
-    let new = polled.events.iter().map(|event| event.notification(provider_id, subscription)).collect();
-    context.bugle.agent(&context.agent_id)?.accept_notifications(new).await?;
+    let agent = context.bugle.agent(&context.agent_id)?;
+    let new: Vec<_> = polled.events.iter().map(|event| event.notification(provider_id, subscription)).collect();
+    match agent.accept_notifications(new.clone()).await {
+        // Nothing is stored by then. What makes no notification is left out, else it would be found for ever.
+        Err(error) if is_invalid(&error) => {}
+        accepted => return accepted.map(drop),
+    }
+    for one in new {
+        match agent.accept_notifications(vec![one]).await {
+            Err(error) if is_invalid(&error) => {
+                tracing::error!(provider = provider_id, %error, "what a poll has found makes no notification");
+            }
+            accepted => drop(accepted?),
+        }
+    }
     Ok(())
 }

@@ -246,11 +246,120 @@ async fn prov_012_a_repeated_delivery_tells_nobody_again() {
     assert_eq!(of, [("t1", "delivered", "medium"), ("t2", "pending", "low")], "PROV-014: their own options");
     assert_eq!(world.model.requested(), 1);
     assert_eq!(world.hook("d1", &push()).await.unwrap(), WebhookTaken { matched: 2, duplicate: true });
-    assert_eq!(world.hook("d2", &push()).await.unwrap(), WebhookTaken { matched: 2, duplicate: false });
+    let again = world.hook("d2", &push()).await.unwrap();
+    assert_eq!(again, WebhookTaken { matched: 2, duplicate: true }, "an overheard body under a fresh name, unsigned");
+    let mut other = push();
+    other["after"] = json!("2f1c");
+    assert_eq!(world.hook("d1", &other).await.unwrap(), WebhookTaken { matched: 2, duplicate: false });
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!((world.records().await.len(), world.model.requested()), (4, 2));
     let nobody = json!({"repository": {"full_name": "other/app"}});
     assert_eq!(world.hook("d3", &nobody).await.unwrap().matched, 0);
+}
+
+#[test]
+fn prov_012_only_a_signed_name_tells_deliveries_apart() {
+    let secrets = || vec![Secret::new("s")];
+    let of = |provider: WebhookProvider| {
+        let told = provider.read_webhook(&request(&[("webhook-id", "m1")], r#"{"resource":"x"}"#)).unwrap().pop();
+        let told = told.unwrap();
+        (told.delivery_id, told.repetition_key.is_some_and(|key| key.starts_with("sha256-")))
+    };
+    let options = |preset, scheme: Option<Scheme>| {
+        let options = WebhookOptions::builder().id("any").preset(preset).secrets(secrets());
+        WebhookProvider::new(options.maybe_scheme(scheme).build())
+    };
+    let timed = Scheme::Timestamped { header: "x-signature".into() };
+    assert_eq!(of(options(WebhookPreset::Generic, None)), ("m1".into(), true));
+    assert_eq!(of(options(WebhookPreset::Generic, Some(timed))), ("m1".into(), true));
+    assert_eq!(of(options(WebhookPreset::Generic, Some(Scheme::StandardWebhooks))), ("m1".into(), false));
+    assert_eq!(of(options(WebhookPreset::StandardWebhooks, None)), ("m1".into(), false));
+    let own = |preset| options(preset, None).verified_by(Verifier::custom(|_| true));
+    assert_eq!(of(own(WebhookPreset::Generic)), ("m1".into(), true));
+    assert_eq!(of(own(WebhookPreset::StandardWebhooks)), ("m1".into(), false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn prov_013_what_is_too_large_or_blank_is_made_to_fit() {
+    let world = world(Arc::new(github())).await;
+    world.subscribe("t1", "acme/app", Some(json!({"priority": "hight"}))).await;
+    let mut body = push();
+    body["commits"] = json!(["x".repeat(300 * 1024)]);
+    assert_eq!(world.hook("d1", &body).await.unwrap(), WebhookTaken { matched: 1, duplicate: false });
+    let [record] = <[_; 1]>::try_from(world.records().await).unwrap();
+    let payload = record.payload.unwrap();
+    assert_eq!((&payload["omitted"], &payload["limit"]), (&json!(true), &json!(PAYLOAD_MAX)));
+    assert!(payload["bytes"].as_u64().unwrap() > 300 * 1024, "{payload}");
+    assert_eq!((record.priority.as_str(), record.source_id.as_deref()), ("medium", Some("d1")));
+
+    let options = WebhookOptions::builder().id("any").kind("/kind".to_owned()).summary("/text".to_owned()).build();
+    let blank = request(&[], r#"{"resource":"x","kind":" ","text":""}"#);
+    let event = WebhookProvider::new(options).read_webhook(&blank).unwrap().pop().unwrap();
+    assert_eq!((event.kind.as_str(), event.summary.as_str()), ("webhook-event", "webhook-event from any: x"));
+    let held = world.bugle.provider_subscriptions().list(&SubscriptionQuery::default()).await.unwrap();
+    let bare = ProviderEvent { source: " ".into(), kind: String::new(), summary: "\n".into(), ..event };
+    let told = bare.notification("any", &held[0]);
+    assert_eq!((&*told.source, &*told.kind, &*told.summary), ("any", "event", "event from any"));
+}
+
+/// Says of each webhook an event that makes no notification, and one that does.
+#[derive(Debug)]
+struct Odd(Verifier);
+
+impl SignalProvider for Odd {
+    fn id(&self) -> &'static str {
+        "odd"
+    }
+    fn verifier(&self) -> Option<&Verifier> {
+        Some(&self.0)
+    }
+    fn read_webhook(&self, _: &WebhookRequest) -> Result<Vec<ProviderEvent>, ProviderError> {
+        let mut odd = item(1);
+        odd.attributes = Some([("no name".to_owned(), json!(1))].into_iter().collect());
+        let both = [odd, item(2)].map(|event| ProviderEvent { external_resource_ids: vec!["x".into()], ..event });
+        Ok(both.into())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prov_013_an_event_that_makes_no_notification_is_not_to_be_sent_again() {
+    let world = world(Arc::new(Odd(Verifier::custom(|_| true)))).await;
+    world.bugle.subscribe_provider("helper", "odd", &ThreadKey::new("ann", "t1"), "x", None, None).await.unwrap();
+    let taken = world.bugle.take_webhook("odd", Vec::new(), Bytes::new()).await;
+    assert!(matches!(taken, Err(WebhookError::Invalid(_))), "{taken:?}");
+    let told: Vec<_> = world.records().await.into_iter().map(|record| record.summary).collect();
+    assert_eq!(told, ["item 2"], "the others are taken in");
+}
+
+#[tokio::test(start_paused = true)]
+async fn prov_011_each_agent_of_a_shared_id_has_its_own_secret() {
+    let hook = |secret: &str| -> SharedProvider {
+        let options = WebhookOptions::builder().id("github").preset(WebhookPreset::GitHub);
+        Arc::new(WebhookProvider::new(options.secrets(vec![Secret::new(secret)]).build()))
+    };
+    let model = Arc::new(ScriptedModel::recording());
+    let agent = |id: &str| Agent::builder(id).model(model.clone()).memory(MemoryOptions::last(5));
+    let bugle = Bugle::builder()
+        .agent(agent("first").provider(hook("one")).build().unwrap())
+        .agent(agent("second").provider(hook("secret")).build().unwrap())
+        .agent(
+            agent("third")
+                .provider(Arc::new(WebhookProvider::new(WebhookOptions::builder().id("github").build())))
+                .build()
+                .unwrap(),
+        )
+        .storage(MemoryStorage::new())
+        .build()
+        .await
+        .unwrap();
+    for agent in ["first", "second", "third"] {
+        let thread = ThreadKey::new("ann", agent);
+        bugle.subscribe_provider(agent, "github", &thread, "acme/app", None, None).await.unwrap();
+    }
+    let world = World { agent: bugle.agent("second").unwrap(), bugle, model: ScriptedModel::new() };
+    assert_eq!(world.hook("d1", &push()).await.unwrap().matched, 1);
+    let told: Vec<_> = world.records().await.into_iter().map(|record| (record.agent_id, record.thread_id)).collect();
+    assert_eq!(told, [(Some("second".to_owned()), "second".to_owned())], "who knows one secret speaks to one agent");
 }
 
 #[tokio::test(start_paused = true)]
@@ -300,11 +409,28 @@ fn run_input(text: &str) -> crate::runtime::RunInput {
     crate::runtime::RunInput { messages: vec![message], ..Default::default() }
 }
 
+fn item(number: usize) -> ProviderEvent {
+    ProviderEvent {
+        external_resource_ids: Vec::new(),
+        source: "feed".into(),
+        kind: "item".into(),
+        summary: format!("item {number}"),
+        priority: "low".into(),
+        payload: None,
+        delivery_id: format!("item-{number}"),
+        repetition_key: None,
+        coalesce_key: None,
+        attributes: None,
+    }
+}
+
 /// Finds one event per poll; fails when it is told to.
 #[derive(Debug, Default)]
 struct Feed {
     polls: AtomicUsize,
     failing: AtomicUsize,
+    /// The item that makes no notification, if any.
+    odd: AtomicUsize,
     started: AtomicUsize,
     stopped: AtomicUsize,
     at: Mutex<Vec<Duration>>,
@@ -335,16 +461,10 @@ impl SignalProvider for Feed {
             self.failing.fetch_sub(1, Ordering::SeqCst);
             return Err(ProviderError("the feed is down".into()));
         }
+        let odd = self.odd.load(Ordering::SeqCst);
         let event = |cursor: usize| ProviderEvent {
-            external_resource_ids: Vec::new(),
-            source: "feed".into(),
-            kind: "item".into(),
-            summary: format!("item {cursor}"),
-            priority: "low".into(),
-            payload: None,
-            delivery_id: format!("item-{cursor}"),
-            coalesce_key: None,
-            attributes: None,
+            attributes: (cursor == odd).then(|| [("no name".to_owned(), json!(1))].into_iter().collect()),
+            ..item(cursor)
         };
         Ok(held
             .iter()
@@ -375,6 +495,19 @@ async fn prov_004_polls_follow_their_cursor_and_skip_when_nobody_has_subscribed(
     assert_eq!(told, ["item 1", "item 2", "item 3"]);
     world.bugle.shutdown(Duration::ZERO).await;
     assert_eq!(feed.stopped.load(Ordering::SeqCst), 1, "PROV-015");
+}
+
+#[tokio::test(start_paused = true)]
+async fn prov_004_an_event_that_makes_no_notification_does_not_stop_the_polls() {
+    let feed = Arc::new(Feed::default());
+    feed.odd.store(2, Ordering::SeqCst);
+    let world = world(feed.clone()).await;
+    let thread = ThreadKey::new("ann", "t1");
+    world.bugle.subscribe_provider("helper", "feed", &thread, "x", None, None).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(35)).await;
+    let mut told: Vec<String> = world.records().await.into_iter().map(|record| record.summary).collect();
+    told.sort();
+    assert_eq!(told, ["item 1", "item 3"], "the cursor goes on");
 }
 
 #[tokio::test(start_paused = true)]

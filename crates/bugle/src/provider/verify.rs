@@ -132,6 +132,14 @@ impl Verifier {
         Self { tolerance, ..self }
     }
 
+    /// Whether the name of a delivery (`webhook-id`) is signed too; `None` for a check of one's own, which may do anything.
+    pub(super) fn signs_id(&self) -> Option<bool> {
+        match &self.how {
+            How::Hmac { scheme, .. } => Some(*scheme == Scheme::StandardWebhooks),
+            How::Custom(_) => None,
+        }
+    }
+
     /// Whether the webhook is to be believed. Takes as long for a wrong signature as for a right one.
     pub fn accepts(&self, request: &WebhookRequest) -> bool {
         match &self.how {

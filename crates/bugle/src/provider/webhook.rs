@@ -93,7 +93,7 @@ impl WebhookProvider {
         Self { verifier: Some(verifier), ..self }
     }
 
-    fn generic(&self, body: Value, delivery_id: String) -> ProviderEvent {
+    fn generic(&self, body: Value, (delivery_id, repetition_key): (String, Option<String>)) -> ProviderEvent {
         let at = |pointer: &Option<String>| pointer.as_deref().and_then(|pointer| body.pointer(pointer));
         let resources = match &self.options.external_id {
             Some(_) => at(&self.options.external_id),
@@ -101,7 +101,7 @@ impl WebhookProvider {
         };
         let external_resource_ids = texts(resources);
         let kind = at(&self.options.kind).and_then(as_text).unwrap_or_else(|| "webhook-event".into());
-        let summary = at(&self.options.summary).and_then(as_text).filter(|summary| !summary.trim().is_empty());
+        let summary = at(&self.options.summary).and_then(as_text);
         let about = external_resource_ids.join(", ");
         let summary = summary.unwrap_or_else(|| format!("{kind} from {}: {about}", self.options.id));
         ProviderEvent {
@@ -111,13 +111,19 @@ impl WebhookProvider {
             priority: self.options.priority.clone().unwrap_or_else(|| "medium".into()),
             payload: Some(body),
             delivery_id,
+            repetition_key,
             coalesce_key: external_resource_ids.first().map(|first| format!("{}:{first}", self.options.id)),
             attributes: None,
             external_resource_ids,
         }
     }
 
-    fn github(&self, request: &WebhookRequest, body: Value, delivery_id: String) -> Option<ProviderEvent> {
+    fn github(
+        &self,
+        request: &WebhookRequest,
+        body: Value,
+        (delivery_id, repetition_key): (String, Option<String>),
+    ) -> Option<ProviderEvent> {
         let event = request.header("x-github-event").unwrap_or("event").to_owned();
         if event == "ping" {
             return None;
@@ -161,6 +167,7 @@ impl WebhookProvider {
             priority,
             payload: Some(body),
             delivery_id,
+            repetition_key,
             coalesce_key: None,
             attributes: Some(attributes),
         })
@@ -213,7 +220,7 @@ fn github_summary(event: &str, action: Option<&str>, body: &Value) -> String {
 
 fn as_text(value: &Value) -> Option<String> {
     match value {
-        Value::String(text) => Some(text.clone()),
+        Value::String(text) => Some(text.clone()).filter(|text| !text.trim().is_empty()),
         Value::Number(_) | Value::Bool(_) => Some(value.to_string()),
         _ => None,
     }
@@ -247,19 +254,23 @@ impl SignalProvider for WebhookProvider {
             WebhookPreset::GitHub => request.header("x-github-delivery"),
             _ => request.header("webhook-id"),
         };
-        let delivery_id = named.filter(|id| !id.is_empty()).map_or_else(
-            || {
-                let digest = Sha256::digest(&request.body);
-                digest.iter().fold(String::from("sha256-"), |mut text, byte| {
-                    let _ = write!(text, "{byte:02x}");
-                    text
-                })
-            },
-            str::to_owned,
-        );
+        let digest = Sha256::digest(&request.body).iter().fold(String::from("sha256-"), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        });
+        let named = named.filter(|id| !id.is_empty()).map(str::to_owned);
+        // Only a name that is signed tells repetitions apart; else whoever overhears a body sends it under another.
+        let is_signed = self.verifier.as_ref().is_some_and(|verifier| match verifier.signs_id() {
+            Some(signs) => signs,
+            None => self.options.preset == WebhookPreset::StandardWebhooks,
+        });
+        let delivery = match named {
+            Some(named) if is_signed => (named, None),
+            named => (named.unwrap_or_else(|| digest.clone()), Some(digest)),
+        };
         Ok(match self.options.preset {
-            WebhookPreset::GitHub => self.github(request, body, delivery_id).into_iter().collect(),
-            _ => vec![self.generic(body, delivery_id)],
+            WebhookPreset::GitHub => self.github(request, body, delivery).into_iter().collect(),
+            _ => vec![self.generic(body, delivery)],
         })
     }
 

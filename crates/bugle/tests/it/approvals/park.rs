@@ -152,7 +152,8 @@ async fn r35a_calls_of_one_step_wait_side_by_side_and_are_answered_in_any_order(
         .call_as("c", "plain", "{}");
     let world = world_with([script, done()], |agent| agent.tool(remove(&count)).tool(plain(&others))).await;
     let ran = world.run("go").await;
-    let asked: Vec<Value> = ran.all("tool-call-approval").iter().map(|chunk| chunk["payload"]["args"].clone()).collect();
+    let asked: Vec<Value> =
+        ran.all("tool-call-approval").iter().map(|chunk| chunk["payload"]["args"].clone()).collect();
     assert_eq!(asked, [json!({ "path": "/a" }), json!({ "path": "/b" })], "both are pending");
     assert_eq!((count.get(), others.get()), (0, 0), "what comes behind them waits");
 
