@@ -143,16 +143,34 @@ fn inner(connection: &Connection, run_id: &RunId) -> Answer<Value> {
     Ok(Value::Null)
 }
 
-pub(super) fn list(connection: &Connection, query: &ParkedQuery) -> Answer<Page<ParkedRun>> {
-    let sql = format!(
-        "SELECT {} FROM mastra_workflow_snapshot WHERE workflow_name IN {OUTER} AND {SUSPENDED} ORDER BY workflow_name",
+/// Reads the heads of all parked runs, or of those whose row has one owner: other rows' snapshots are not read. The `+`
+/// keeps the planner from the index by name, which would read them all.
+fn list_sql(of_owner: bool) -> String {
+    let owner = if of_owner { r#" AND "resourceId" IS ?1"# } else { "" };
+    format!(
+        "SELECT {} FROM mastra_workflow_snapshot WHERE +workflow_name IN {OUTER} AND {SUSPENDED}{owner}
+         ORDER BY +workflow_name",
         HEAD_COLUMNS.join(", ")
-    );
-    let mut statement = connection.prepare_cached(&sql)?;
+    )
+}
+
+pub(super) fn list(connection: &Connection, query: &ParkedQuery) -> Answer<Page<ParkedRun>> {
     let mut found: Vec<Head> = Vec::new();
-    let mut rows = statement.query(())?;
-    while let Some(row) = rows.next()? {
-        found.extend(head(row)?.filter(|head| head.fits(query)));
+    let mut statement = connection.prepare_cached(&list_sql(query.resource_id.is_some()))?;
+    let mut read = |rows: &mut rusqlite::Rows<'_>| -> rusqlite::Result<()> {
+        while let Some(row) = rows.next()? {
+            found.extend(head(row)?.filter(|head| head.fits(query)));
+        }
+        Ok(())
+    };
+    match &query.resource_id {
+        // Rows that name nobody leave it to the conversation.
+        Some(owner) => {
+            for owner in [Some(owner.as_str()), Some(""), None] {
+                read(&mut statement.query([owner])?)?;
+            }
+        }
+        None => read(&mut statement.query(())?)?,
     }
     found.sort_by(|a, b| (b.suspended_at, &b.run_id).cmp(&(a.suspended_at, &a.run_id)));
     found.dedup_by(|a, b| a.run_id == b.run_id);
@@ -176,6 +194,8 @@ pub(super) fn is_any_of(connection: &Connection, thread_id: &str) -> Answer<bool
 #[derive(Debug)]
 pub(super) struct Draft {
     run_id: RunId,
+    thread: Option<ThreadKey>,
+    agent_id: String,
     resource_id: Option<String>,
     at: String,
     outer: String,
@@ -187,6 +207,8 @@ impl Draft {
         let owner = run.thread.as_ref().and_then(|thread| thread.resource_id.as_deref());
         Self {
             run_id: run.run_id.clone(),
+            thread: run.thread.clone(),
+            agent_id: run.agent_id.clone(),
             resource_id: run.resource_id.clone().or_else(|| owner.map(str::to_owned)),
             at: run.suspended_at.to_string(),
             outer: run.outer.to_string(),
@@ -195,7 +217,14 @@ impl Draft {
     }
 }
 
+/// Writes the pair, in the place of an earlier one of the same run only: callers choose run ids.
 pub(super) fn put(connection: &Connection, draft: &Draft) -> Answer<()> {
+    for head in heads(connection, &draft.run_id)? {
+        let other_owner = matches!((&head.resource_id, &draft.resource_id), (Some(one), Some(other)) if one != other);
+        if other_owner || head.thread() != draft.thread || head.agent_id != draft.agent_id {
+            return Err(Failure::Rule(StorageError::Exists { what: "suspended run", id: draft.run_id.to_string() }));
+        }
+    }
     let mut statement = connection.prepare_cached(
         r#"INSERT INTO mastra_workflow_snapshot (workflow_name, run_id, "resourceId", snapshot, "createdAt", "updatedAt")
            VALUES (?1, ?2, ?3, jsonb(?4), ?5, ?5)
@@ -206,6 +235,17 @@ pub(super) fn put(connection: &Connection, draft: &Draft) -> Answer<()> {
         statement.execute(params![name, draft.run_id.as_str(), draft.resource_id, snapshot, draft.at])?;
     }
     Ok(())
+}
+
+/// Who and where of the parked run of an id; several if it was written under both names.
+fn heads(connection: &Connection, run_id: &RunId) -> Answer<Vec<Head>> {
+    let sql = format!(
+        "SELECT {} FROM mastra_workflow_snapshot WHERE run_id = ?1 AND workflow_name IN {OUTER} AND {SUSPENDED}",
+        HEAD_COLUMNS.join(", ")
+    );
+    let mut statement = connection.prepare_cached(&sql)?;
+    let found = statement.query_map([run_id.as_str()], head)?.collect::<rusqlite::Result<Vec<_>>>()?;
+    Ok(found.into_iter().flatten().collect())
 }
 
 /// Takes the pair away; `false` if the run is not parked (any more): of several who try, one succeeds (LOOP-116).
@@ -222,15 +262,30 @@ pub(super) fn remove(connection: &Connection, run_id: &RunId) -> Answer<bool> {
 
 /// As [`remove`], for a run of `thread` that is about to go on or to be given up.
 pub(super) fn take(connection: &Connection, thread: &ThreadKey, run_id: &RunId) -> Answer<()> {
-    let sql = format!(
-        "SELECT {} FROM mastra_workflow_snapshot WHERE run_id = ?1 AND workflow_name IN {OUTER} AND {SUSPENDED}",
-        HEAD_COLUMNS.join(", ")
-    );
-    let mut statement = connection.prepare_cached(&sql)?;
-    let heads = statement.query_map([run_id.as_str()], head)?.collect::<rusqlite::Result<Vec<_>>>()?;
-    let is_here = heads.into_iter().flatten().any(|head| head.thread().as_ref() == Some(thread));
+    let is_here = heads(connection, run_id)?.iter().any(|head| head.thread().as_ref() == Some(thread));
     if is_here && remove(connection, run_id)? {
         return Ok(());
     }
     Err(Failure::Rule(StorageError::NotParked { run_id: run_id.clone() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::libsql::schema;
+
+    #[test]
+    fn sto_023_the_parked_runs_of_an_owner_are_found_by_index() {
+        let connection = Connection::open_in_memory().unwrap();
+        schema::complete(&connection).unwrap();
+        let plan = |sql: String, owner: &[&str]| -> String {
+            let mut statement = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+            let rows = statement.query_map(rusqlite::params_from_iter(owner), |row| row.get::<_, String>(3)).unwrap();
+            rows.map(Result::unwrap).collect::<Vec<_>>().join("; ")
+        };
+        let owned = plan(list_sql(true), &["user"]);
+        assert!(owned.contains("idx_bugle_snapshot_owner (<expr>=? AND resourceId=?)"), "{owned}");
+        let all = plan(list_sql(false), &[]);
+        assert!(all.contains("idx_bugle_snapshot_owner (<expr>=?)"), "{all}");
+    }
 }

@@ -24,8 +24,8 @@ const INDEXES: &[(&str, &str)] = &[
     ("idx_bugle_bg_thread", "ON mastra_background_tasks (thread_id, status)"),
     ("idx_bugle_bg_status", "ON mastra_background_tasks (status, \"createdAt\")"),
     (
-        "idx_bugle_snapshot_status",
-        "ON mastra_workflow_snapshot (CASE WHEN json_valid(snapshot, 10) THEN json_extract(snapshot, '$.status') END)",
+        "idx_bugle_snapshot_owner",
+        "ON mastra_workflow_snapshot (CASE WHEN json_valid(snapshot, 10) THEN json_extract(snapshot, '$.status') END, \"resourceId\")",
     ),
     ("idx_bugle_threads_resource", "ON mastra_threads (\"resourceId\", \"createdAt\", id)"),
     ("idx_bugle_inbox_waiting", "ON bugle_inbox (resource, thread, position) WHERE state = 0"),
@@ -40,7 +40,7 @@ const INDEXES: &[(&str, &str)] = &[
 ];
 
 /// Indexes of ours that earlier versions made and that cost more than they gave.
-const DROPPED: &[&str] = &["idx_bugle_messages_order"];
+const DROPPED: &[&str] = &["idx_bugle_messages_order", "idx_bugle_snapshot_status"];
 
 const UNIQUE_INDEXES: &[(&str, &str)] = &[
     ("idx_channel_installations_webhook", "ON mastra_channel_installations (\"webhookId\")"),

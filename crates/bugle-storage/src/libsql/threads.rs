@@ -251,19 +251,16 @@ fn delete_snapshots(connection: &Connection, id: &str) -> Answer<()> {
     Ok(())
 }
 
-fn names_thread(value: &Value, id: &str) -> bool {
-    match value {
-        Value::Object(fields) => fields.iter().any(|(key, value)| {
-            let here = match key.as_str() {
-                "memoryInfo" => value.get("threadId"),
-                "MastraMemory" => value.get("thread").and_then(|thread| thread.get("id")),
-                _ => None,
-            };
-            here.and_then(Value::as_str) == Some(id) || names_thread(value, id)
-        }),
-        Value::Array(items) => items.iter().any(|item| names_thread(item, id)),
-        _ => false,
-    }
+/// Where a snapshot says whose it is; what lies elsewhere is an application's, whatever it is called.
+const HOMES: &[&str] = &[
+    "/context/executionWorkflow/suspendPayload/__streamState/messageList/memoryInfo/threadId",
+    "/context/durable-agentic-execution/suspendPayload/__streamState/messageList/memoryInfo/threadId",
+    "/context/input/messageListState/memoryInfo/threadId",
+    "/requestContext/MastraMemory/thread/id",
+];
+
+fn names_thread(snapshot: &Value, id: &str) -> bool {
+    HOMES.iter().any(|home| snapshot.pointer(home).and_then(Value::as_str) == Some(id))
 }
 
 pub(super) fn clone(connection: &Connection, clone: CloneThread) -> Answer<ClonedThread> {

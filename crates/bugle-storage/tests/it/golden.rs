@@ -111,6 +111,24 @@ async fn sto_7_2_a_file_of_the_reference_goes_on() {
 }
 
 #[tokio::test]
+async fn mem_019_a_parked_run_that_only_mentions_a_thread_stays() {
+    let (_directory, path) = golden();
+    let store = open(&path);
+    raw(&path)
+        .execute(
+            "UPDATE mastra_workflow_snapshot SET snapshot =
+               jsonb_set(snapshot, '$.value.memoryInfo', jsonb('{\"threadId\":\"thread-plain\"}')) WHERE run_id = 'run-0044'",
+            (),
+        )
+        .unwrap();
+    assert!(store.delete_thread("thread-plain").await.unwrap());
+    assert!(
+        store.parked_run(&"run-0044".into()).await.unwrap().is_some(),
+        "what an application says is not whose it is"
+    );
+}
+
+#[tokio::test]
 async fn mem_019_deletion_of_a_thread_leaves_nothing_of_it() {
     let (_directory, path) = golden();
     let store = open(&path);

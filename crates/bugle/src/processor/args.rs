@@ -9,7 +9,7 @@ use crate::{
     chunk::{Chunk, ErrorInfo, FinishReason, ToolCallPayload, Usage},
     json::Object,
     message::{Part, StoredMessage},
-    model::{ModelEvent, ModelSettings, PromptMessage, SharedModel},
+    model::{ModelEvent, ModelSettings, PromptMessage, ResponseFormat, SharedModel, ToolChoice, ToolDefinition},
     run::ToolChoiceOption,
     tool::Tool,
 };
@@ -53,8 +53,16 @@ pub struct LlmRequest {
     pub model: SharedModel,
     /// Sampling and limits of the request.
     pub model_settings: ModelSettings,
-    /// The names of the tools offered.
-    pub tools: Vec<String>,
+    /// The tools offered; to be read.
+    pub tools: Vec<ToolDefinition>,
+    /// Which of them it must call; to be read.
+    pub tool_choice: ToolChoice,
+    /// The form of the answer; to be read.
+    pub response_format: Option<ResponseFormat>,
+    /// Passed through, keyed by provider; to be read.
+    pub provider_options: Option<Object>,
+    /// The ids of the run's stream hooks, in order: an answer kept from here has passed these.
+    pub filters: Vec<String>,
     /// An answer in the model's place. The first processor that sets it wins (PROC-014).
     pub response: Option<Vec<ModelEvent>>,
 }
@@ -62,7 +70,8 @@ pub struct LlmRequest {
 /// A complete response.
 #[derive(Debug, Clone)]
 pub struct LlmResponse {
-    /// Everything the model said, as it came.
+    /// What the model said: as it came, or, where the run has stream hooks, as they passed it on. The last event is the
+    /// finish.
     pub events: Vec<ModelEvent>,
     /// `provider/model`.
     pub model: String,

@@ -104,6 +104,23 @@ impl Runner {
         self.hooks.has(hook)
     }
 
+    /// The processors that the stream passes, in order.
+    pub(crate) fn stream_ids(&self) -> Vec<String> {
+        let entries = self.output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream));
+        entries.map(|entry| entry.processor.id().to_owned()).collect()
+    }
+
+    /// Whether any stream hook wants data parts (PROC-070).
+    pub(crate) fn filters_data(&self) -> bool {
+        let mut entries = self.output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream));
+        entries.any(|entry| entry.processor.processes_data_parts())
+    }
+
+    /// Drops what processors keep for the run.
+    pub(crate) fn forget(&mut self) {
+        self.slots.iter_mut().for_each(|slot| *slot = Slot::default());
+    }
+
     /// How often a step may be tried again (PROC-053).
     pub(crate) fn step_retries(&self) -> Option<u32> {
         self.max_retries

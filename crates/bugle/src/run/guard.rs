@@ -120,6 +120,27 @@ pub(super) async fn guard_later(
     Ok(RunEvent::Drained { inputs, rejected, messages: Vec::new() })
 }
 
+/// Judges a message that came with a decision: what is left of it, or it as it was and why it is refused.
+pub(super) async fn guard_pending(
+    runner: &mut Runner,
+    desk: &mut dyn Desk,
+    watch: &mut Watch,
+    message: StoredMessage,
+) -> Result<(Vec<StoredMessage>, Option<TripwirePayload>), Cut> {
+    let mut input = Input { messages: vec![message.clone()], mid_run: true, ..Input::default() };
+    let refused = match guard(runner, desk, watch, &mut input).await {
+        Ok(Ok(())) if input.messages.is_empty() => filtered(),
+        Ok(Ok(())) => return Ok((input.messages, None)),
+        Ok(Err((tripwire, _))) => tripwire,
+        Err(Cut::Left) => return Err(Cut::Left),
+        Err(Cut::Aborted | Cut::TimedOut) => {
+            let reason = "the run's time was over before the input processors had answered".to_owned();
+            TripwirePayload { reason, ..filtered() }
+        }
+    };
+    Ok((vec![message], Some(refused)))
+}
+
 /// Which signals are left, as they were changed; which were taken out; which messages are no signals.
 fn sort_out(
     entries: Vec<InboxEntry>,

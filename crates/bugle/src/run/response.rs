@@ -551,6 +551,38 @@ impl Call {
     }
 }
 
+/// The event that makes this payload; none for what only shows how arguments come in, and for what is not the model's.
+pub(crate) fn as_event(payload: &Payload) -> Option<ModelEvent> {
+    Some(match payload.clone() {
+        Payload::TextStart { id, provider_metadata } => ModelEvent::TextStart { id, provider_metadata },
+        Payload::TextDelta { id, text, .. } => ModelEvent::TextDelta { id, text },
+        Payload::TextEnd { id, provider_metadata } => ModelEvent::TextEnd { id, provider_metadata },
+        Payload::ReasoningStart { id, provider_metadata } => ModelEvent::ReasoningStart { id, provider_metadata },
+        Payload::ReasoningDelta { id, text, .. } => ModelEvent::ReasoningDelta { id, text },
+        Payload::ReasoningEnd { id, provider_metadata, .. } => ModelEvent::ReasoningEnd { id, provider_metadata },
+        Payload::ToolCall(call) => ModelEvent::ToolCall {
+            id: call.tool_call_id,
+            name: call.tool_name,
+            // Arguments that are no JSON are shown as their text.
+            input: match call.args {
+                Value::String(text) => text,
+                args => args.to_string(),
+            },
+            provider_executed: call.provider_executed == Some(true),
+            provider_metadata: call.provider_metadata,
+        },
+        Payload::ToolResult(result) if result.provider_executed == Some(true) => ModelEvent::ToolResult {
+            id: result.tool_call_id,
+            name: result.tool_name,
+            result: result.result,
+            is_error: result.is_error == Some(true),
+        },
+        Payload::Source(source) => ModelEvent::Source(source),
+        Payload::File { data, mime_type, .. } => ModelEvent::File { data, media_type: mime_type },
+        _ => return None,
+    })
+}
+
 fn settle_provider_call(parts: &mut [Part], id: &str, name: &str, result: &Value, is_error: bool) {
     for part in parts.iter_mut().rev() {
         if let Part::ToolInvocation(call) = part

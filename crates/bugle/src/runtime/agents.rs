@@ -139,6 +139,9 @@ impl AgentHandle {
         let run_id = options.run_id.clone().unwrap_or_else(RunId::random);
         let user = RunUser::Input { thread: thread.clone(), id: signal.id.clone() };
         let claim = inner.hub.reserve(&run_id, user)?;
+        if options.run_id.is_some() {
+            self.check_not_parked(&run_id, Some(&thread)).await?;
+        }
         let entry = InboxEntry {
             signal: signal.clone(),
             thread: thread.clone(),
@@ -271,6 +274,9 @@ impl AgentHandle {
         let run_id = options.run_id.clone().unwrap_or_else(RunId::random);
         let user = if thread.is_some() { RunUser::Direct } else { RunUser::Unthreaded };
         let claim = inner.hub.reserve(&run_id, user)?;
+        if options.run_id.is_some() {
+            self.check_not_parked(&run_id, None).await?;
+        }
         let shared = RunShared::new(run_id.clone());
         let (output_sender, output) = oneshot::channel();
         let Some(thread) = thread else {
@@ -322,6 +328,18 @@ impl AgentHandle {
         }
         let chunks = LogReader::new(log, shared.clone(), cursor);
         Ok(RunStream { run_id, chunks, output, shared })
+    }
+
+    /// A caller's run id is not that of a run that waits in storage, unless that is one of thread `on`, which the input
+    /// joins (LOOP-007).
+    async fn check_not_parked(&self, run_id: &RunId, on: Option<&ThreadKey>) -> Result<(), Error> {
+        match self.bugle.inner.storage.parked_run(run_id).await {
+            Ok(Some(parked)) if on.is_none() || parked.thread.as_ref() != on => {
+                Err(Error::RunIdTaken { run_id: run_id.clone() })
+            }
+            Ok(_) | Err(StorageError::Unsupported { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Stops a run that waits for its turn when the caller's signal fires (SIG-311); once it runs it sees to that itself.

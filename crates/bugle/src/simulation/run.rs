@@ -247,7 +247,7 @@ impl World {
                 };
                 let transcript = Transcript::restored(history, &snapshot.kept, key, &snapshot.own, &step.message_id);
                 run.first_drain = false;
-                RunMachine::resumed(settings, transcript, &snapshot, &step, resolution, (Vec::new(), known))
+                RunMachine::resumed(settings, transcript, &snapshot, &step, resolution, known)
             }
             (Some(record), None) => {
                 let Ok(snapshot) = serde_json::from_value::<RunSnapshot>(record.snapshot) else {

@@ -116,6 +116,7 @@ where
         parked::loop_121_giving_up_deletes_the_pair,
         parked::mem_019_a_deleted_thread_has_no_parked_run,
         parked::runs_without_a_thread_are_parked,
+        parked::loop_007_nobody_elses_parked_run_is_overwritten,
     ];
     run(checks, factory).await;
 }

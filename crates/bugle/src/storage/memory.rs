@@ -359,7 +359,9 @@ impl Storage for MemoryStorage {
     }
 
     async fn park(&self, run: ParkedRun) -> Result<(), StorageError> {
-        self.state.lock().parked.insert(run.run_id.clone(), run);
+        let state = &mut *self.state.lock();
+        state.check_parks(&run)?;
+        state.parked.insert(run.run_id.clone(), run);
         Ok(())
     }
 

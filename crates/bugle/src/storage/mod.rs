@@ -201,6 +201,10 @@ pub trait Storage: fmt::Debug + Send + Sync {
     }
 
     /// Parks a run that has no thread. Those with one are parked by [`RunChange::Park`].
+    ///
+    /// # Errors
+    /// [`StorageError::Exists`] if a parked run of another thread, agent or resource has its id; that holds for
+    /// [`RunChange::Park`] too.
     async fn park(&self, run: ParkedRun) -> Result<(), StorageError> {
         let _ = run;
         Err(StorageError::Unsupported { domain: "parked runs", store: self.describe() })

@@ -30,6 +30,16 @@ pub struct ParkedRun {
     pub suspended_at: Timestamp,
 }
 
+impl ParkedRun {
+    /// Whether `run` may be parked in its place: a run of the same id that parks again, and not somebody else's whose
+    /// caller chose the same id. Whom it works for counts where both say so.
+    pub fn is_replaced_by(&self, run: &ParkedRun) -> bool {
+        let owners = (&self.resource_id, &run.resource_id);
+        let same_owner = !matches!(owners, (Some(one), Some(other)) if one != other);
+        self.run_id == run.run_id && self.thread == run.thread && self.agent_id == run.agent_id && same_owner
+    }
+}
+
 /// Which parked runs to list. All conditions hold at once.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ParkedQuery {

@@ -190,7 +190,11 @@ impl<'a> Attempt<'a> {
             let run = SubRun::failed(failure.info());
             return self.ended(run, &ready, Vec::new()).await;
         }
-        let run = self.delegate.agent.run(self.task(&ready, resume.as_deref())).await;
+        let ended = CancellationToken::new();
+        // What watches over the sub-run ends with it.
+        let watching = ended.clone().drop_guard();
+        let run = self.delegate.agent.run(self.task(&ready, resume.as_deref(), &ended)).await;
+        drop(watching);
         let mut messages = vec![ready.prompt.clone()];
         messages.extend(run.response_messages.iter().cloned());
         if self.stores {
@@ -355,7 +359,7 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    fn task(&self, ready: &Ready, resume: Option<&DelegatedResume>) -> Task {
+    fn task(&self, ready: &Ready, resume: Option<&DelegatedResume>, ended: &CancellationToken) -> Task {
         let kind = self.scope.options.thread_scope.unwrap_or_default();
         Task {
             run_id: resume.map_or_else(RunId::random, |resume| resume.parked.run_id.clone()),
@@ -366,7 +370,7 @@ impl<'a> Attempt<'a> {
             max_steps: ready.max_steps,
             request_context: ready.request_context.clone(),
             thread: self.thread.clone(),
-            abort: self.abort(),
+            abort: self.abort(ended),
             streaming: self.scope.streaming,
             depth: self.scope.depth + 1,
             runtime: self.context.runtime.clone(),
@@ -381,13 +385,15 @@ impl<'a> Attempt<'a> {
     }
 
     /// Fires with the parent's, or when a sibling's hook cancels this one.
-    fn abort(&self) -> CancellationToken {
+    fn abort(&self, ended: &CancellationToken) -> CancellationToken {
         let abort = self.context.abort.child_token();
         let (own, siblings) = (abort.clone(), self.scope.state.cancel_siblings.clone());
+        let ended = ended.clone();
         self.context.runtime.inner.hub.tasks.spawn(async move {
             tokio::select! {
                 () = siblings.cancelled() => own.cancel(),
                 () = own.cancelled() => {}
+                () = ended.cancelled() => {}
             }
         });
         abort

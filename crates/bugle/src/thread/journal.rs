@@ -111,12 +111,14 @@ pub(super) struct Journal {
     creates: bool,
     waiting: VecDeque<Op>,
     running: Option<Running>,
+    /// What the write in flight answers of the lease may be older than the lease's release.
+    doubted: bool,
 }
 
 impl Journal {
     pub(super) fn new(storage: SharedStorage, thread: ThreadKey, lease_ttl: Duration) -> Self {
         let claim = LeaseClaim::new(storage.owner(), lease_ttl);
-        Self { storage, thread, claim, creates: false, waiting: VecDeque::new(), running: None }
+        Self { storage, thread, claim, creates: false, waiting: VecDeque::new(), running: None, doubted: false }
     }
 
     /// Adds a write; one that appends joins an append that still waits.
@@ -149,6 +151,11 @@ impl Journal {
         self.waiting.retain(|op| !matches!(op, Op::Append(_) | Op::Claim | Op::Recover));
     }
 
+    /// The lease was released by somebody else's write: a claim that is in flight may have been answered before it.
+    pub(super) fn doubt(&mut self) {
+        self.doubted = self.running.is_some();
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.running.is_none() && self.waiting.is_empty()
     }
@@ -169,6 +176,21 @@ impl Journal {
             None => std::future::pending().await,
         };
         self.running = None;
+        if std::mem::take(&mut self.doubted) {
+            match &done {
+                // Asked again before anybody relies on it.
+                Done::Claimed { result: Ok((Lease::Held { .. }, left)), parked: None }
+                    if left.entries.is_empty() && left.runs.is_empty() =>
+                {
+                    self.waiting.push_front(Op::Claim);
+                    return Done::Quiet;
+                }
+                Done::Claimed { .. } | Done::Appended { .. } | Done::Persisted { .. } => {
+                    self.waiting.push_front(Op::Claim);
+                }
+                _ => {}
+            }
+        }
         self.kept(done)
     }
 

@@ -53,6 +53,7 @@ pub(crate) struct Faulty {
     calls: AtomicUsize,
     holds: Mutex<HashMap<&'static str, Hold>>,
     failing: Mutex<HashMap<&'static str, usize>>,
+    spared: Mutex<HashMap<&'static str, usize>>,
     /// Commits until the process that has it dies.
     life: Mutex<Option<usize>>,
     dead: watch::Sender<bool>,
@@ -137,6 +138,12 @@ impl Faulty {
         self.failing.lock().insert(operation, times);
     }
 
+    /// As [`Self::fail`], after `spared` calls that succeed.
+    pub(crate) fn fail_after(&self, operation: &'static str, spared: usize, times: usize) {
+        self.spared.lock().insert(operation, spared);
+        self.fail(operation, times);
+    }
+
     async fn pass(&self, operation: &'static str) -> Result<(), StorageError> {
         self.calls.fetch_add(1, Ordering::SeqCst);
         if self.is_out_of_writes() {
@@ -146,6 +153,10 @@ impl Faulty {
         let hold = self.holds.lock().get(operation).cloned();
         if let Some(hold) = hold {
             hold.pass().await;
+        }
+        if let Some(spared) = self.spared.lock().get_mut(operation).filter(|spared| **spared > 0) {
+            *spared -= 1;
+            return Ok(());
         }
         let mut failing = self.failing.lock();
         if let Some(left) = failing.get_mut(operation).filter(|left| **left > 0) {
@@ -261,6 +272,7 @@ impl Storage for Faulty {
         done
     }
     async fn parked_run(&self, run_id: &RunId) -> Result<Option<ParkedRun>, StorageError> {
+        self.pass("parked_run").await?;
         self.inner.parked_run(run_id).await
     }
     async fn list_parked(&self, query: ParkedQuery) -> Result<Page<ParkedRun>, StorageError> {

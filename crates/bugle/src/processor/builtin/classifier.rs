@@ -263,24 +263,57 @@ impl Classifier {
                 Ok(Some(text.to_owned()))
             }
             Strategy::Filter => Ok(None),
-            Strategy::Redact => {
-                let mut out = text.to_owned();
-                for finding in &findings {
-                    for passage in finding.passages.iter().filter(|passage| !passage.is_empty()) {
-                        out = out.replace(passage.as_str(), &format!("[{}]", finding.category));
-                    }
-                }
-                // A finding without a passage cannot be taken out; nothing unredacted passes.
-                if out == text {
-                    return Err(ProcessorError::tripwire(format!(
-                        "the text was classified as {}, and the judge named no passage to take out",
-                        names.join(", ")
-                    )));
-                }
-                Ok(Some(out))
-            }
+            Strategy::Redact => redact(text, &findings).map(Some).map_err(|category| {
+                ProcessorError::tripwire(format!(
+                    "the text was classified as {}, and the judge named no passage of it to take out for {category}",
+                    names.join(", ")
+                ))
+            }),
         }
     }
+}
+
+/// The text without the passages of the findings. Where passages overlap, all they cover is one, under the name of the
+/// longest.
+///
+/// # Errors
+/// The category of a finding of which no passage is in the text: it cannot be taken out, and nothing unredacted passes.
+fn redact<'a>(text: &str, findings: &'a [Finding]) -> Result<String, &'a str> {
+    let mut places: Vec<(usize, usize, &str)> = Vec::new();
+    for finding in findings {
+        let known = places.len();
+        for passage in finding.passages.iter().filter(|passage| !passage.trim().is_empty()) {
+            let mut from = 0;
+            while let Some(at) = text[from..].find(passage.as_str()).map(|at| from + at) {
+                places.push((at, at + passage.len(), &finding.category));
+                // One passage may overlap itself.
+                from = at + text[at..].chars().next().map_or(1, char::len_utf8);
+            }
+        }
+        if places.len() == known {
+            return Err(&finding.category);
+        }
+    }
+    // Of those that begin together the longest comes first.
+    places.sort_by_key(|(start, end, _)| (*start, std::cmp::Reverse(*end)));
+    let (mut out, mut done) = (String::new(), 0);
+    let mut places = places.into_iter().peekable();
+    while let Some((start, mut end, mut category)) = places.next() {
+        let mut longest = end - start;
+        while let Some((next, until, other)) = places.next_if(|(next, ..)| *next < end) {
+            if until - next > longest {
+                (longest, category) = (until - next, other);
+            }
+            end = end.max(until);
+        }
+        out.push_str(&text[done..start]);
+        out.push('[');
+        out.push_str(category);
+        out.push(']');
+        done = end;
+    }
+    out.push_str(&text[done..]);
+    Ok(out)
 }
 
 #[async_trait]
@@ -356,6 +389,19 @@ mod tests {
         assert_eq!(pii(found).threshold(0.95).pass("a@b.c").await.unwrap().as_deref(), Some("a@b.c"));
         let nowhere = r#"{"findings": [{"category": "email", "score": 1, "passages": ["other"]}]}"#;
         assert!(pii(nowhere).pass("a@b.c").await.is_err(), "nothing unredacted passes");
+        // Every finding needs a passage that is there.
+        let half = r#"{"findings": [{"category": "email", "score": 1, "passages": ["a@b.c"]},
+            {"category": "name", "score": 1, "passages": [" ", "Bob"]}]}"#;
+        let refused = pii(half).pass("Ann a@b.c").await.unwrap_err().to_string();
+        assert!(refused.ends_with("to take out for name"), "{refused}");
+        assert_eq!(pii(half).pass("Bob a@b.c").await.unwrap().as_deref(), Some("[name] [email]"));
+        // Shorter passages leave nothing of longer ones, wherever they overlap.
+        let nested = r#"{"findings": [{"category": "name", "score": 1, "passages": ["Ann", "Lee Smith"]},
+            {"category": "email", "score": 1, "passages": ["Ann.Lee@b.c"]}, {"category": "address", "score": 1,
+            "passages": ["Smith Street"]}]}"#;
+        let text = "Ann.Lee@b.c is Ann, Lee Smith Street";
+        let redacted = pii(nested).pass(text).await.unwrap();
+        assert_eq!(redacted.as_deref(), Some("[email] is [name], [address]"));
         // A judge that makes no sense: closed for redact, open for warn.
         assert!(pii("no idea").pass("x").await.is_err());
         assert!(pii("no idea").strict(false).pass("x").await.is_ok());

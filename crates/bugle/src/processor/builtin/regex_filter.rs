@@ -181,8 +181,13 @@ impl Processor for RegexFilter {
         Ok(())
     }
 
-    async fn flush_output_stream(&self, cx: &mut Context<'_>, _: Flush, out: &mut Chunks) -> Outcome {
+    async fn flush_output_stream(&self, cx: &mut Context<'_>, at: Flush, out: &mut Chunks) -> Outcome {
         let held = cx.state::<Held>();
+        if at == Flush::Abort {
+            // What is held may be the beginning of a match that never came to its end.
+            held.redactor = Redactor::new();
+            return Ok(());
+        }
         let ready = held.redactor.finish(&self.rules, &shown);
         let found = std::mem::take(&mut held.redactor.found);
         let block = held.block.clone();

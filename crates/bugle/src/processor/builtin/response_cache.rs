@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     chunk::FinishReason,
     json::json,
-    model::ModelEvent,
+    model::{AssistantPart, ModelEvent, PromptMessage},
     processor::{Context, Hook, HookSet, LlmRequest, LlmResponse, OnError, Outcome, Processor},
     time::Timestamp,
 };
@@ -55,31 +55,41 @@ impl ResponseCache {
         Self { entries_max: entries_max.max(1), keep, held: Mutex::default() }
     }
 
-    fn key(scope: &str, request: &LlmRequest) -> Option<Key> {
-        let mut prompt = serde_json::to_value(&request.prompt).ok()?;
-        // Ids of calls differ from run to run and say nothing.
+    fn key(agent_id: &str, scope: &str, request: &LlmRequest) -> Key {
+        let mut prompt = request.prompt.clone();
         strip_ids(&mut prompt);
         let said = json!([
+            agent_id,
             scope,
             request.model.provider(),
             request.model.model_id(),
             prompt,
             request.model_settings,
             request.tools,
+            format!("{:?}", request.tool_choice),
+            request.response_format.as_ref().map(|format| (&format.name, &format.schema)),
+            request.provider_options,
+            // Answers are kept as these left them, and replayed past them.
+            request.filters,
         ]);
-        Some(Sha256::digest(said.to_string().as_bytes()).into())
+        Sha256::digest(said.to_string().as_bytes()).into()
     }
 }
 
-fn strip_ids(value: &mut crate::json::Value) {
-    use crate::json::Value;
-    match value {
-        Value::Array(items) => items.iter_mut().for_each(strip_ids),
-        Value::Object(fields) => {
-            fields.shift_remove("toolCallId");
-            fields.values_mut().for_each(strip_ids);
+/// Ids of calls differ from run to run and say nothing. Fields of that name in arguments and results do.
+fn strip_ids(prompt: &mut [PromptMessage]) {
+    for message in prompt {
+        match message {
+            PromptMessage::Assistant { content, .. } => {
+                for part in content {
+                    if let AssistantPart::ToolCall { tool_call_id, .. } = part {
+                        tool_call_id.clear();
+                    }
+                }
+            }
+            PromptMessage::Tool { content } => content.iter_mut().for_each(|turn| turn.tool_call_id.clear()),
+            PromptMessage::System { .. } | PromptMessage::User { .. } => {}
         }
-        _ => {}
     }
 }
 
@@ -99,7 +109,7 @@ impl Processor for ResponseCache {
 
     async fn process_llm_request(&self, cx: &mut Context<'_>, request: &mut LlmRequest) -> Outcome {
         let scope = cx.thread().and_then(|thread| thread.resource_id.as_deref()).map(str::to_owned);
-        let key = scope.filter(|scope| !scope.is_empty()).and_then(|scope| Self::key(&scope, request));
+        let key = scope.filter(|scope| !scope.is_empty()).map(|scope| Self::key(cx.agent_id(), &scope, request));
         *cx.state::<Pending>() = Pending(key);
         let Some(key) = key else { return Ok(()) };
         let now = cx.now();

@@ -25,8 +25,9 @@ impl Driver {
                 let left = Leftover::Nothing;
                 let parked = if self.machine.has_to_claim() && !fenced {
                     // Left before it was ours: it is parked still, if nobody else has taken it.
-                    let (storage, agent_id) = (self.inner.storage.clone(), self.prepared.agent.id().to_owned());
-                    resume::still_parked(&storage, &agent_id, &run_id).await
+                    let known = resume::unknown(self.prepared.agent.id(), self.inner.clock.now());
+                    let storage = self.inner.storage.clone();
+                    resume::still_parked(&storage, &run_id, known).await
                 } else {
                     None
                 };

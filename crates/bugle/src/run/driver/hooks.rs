@@ -13,6 +13,7 @@ use crate::{
     run::{
         StepSummary,
         machine::{ResultVerdict, StepVerdict},
+        response::as_event,
         settings::Judges,
     },
     signal::{LaneBook, LaneView, Signal, StateAnswer, StateInput, lane_signals, tracked_lanes, wanted_ids},
@@ -30,7 +31,11 @@ pub(super) struct Hooks {
     lanes: Option<LaneBook>,
     /// The tools of the step under way.
     pub(super) tools: Arc<ToolTable>,
-    /// What the model has said in the response under way.
+    /// `tools` is what this process made for a step; a parked step begins without (PROC-040).
+    shaped: bool,
+    /// What hooks do to the run has no effect: only the tools they shape are wanted.
+    muted: bool,
+    /// What the model has said in the response under way; with stream hooks, what they passed on.
     said: Vec<ModelEvent>,
     warnings: Vec<Value>,
     model: String,
@@ -51,6 +56,8 @@ impl Hooks {
             runner,
             lanes,
             tools: prepared.tools.clone(),
+            shaped: false,
+            muted: false,
             said: Vec::new(),
             warnings: Vec::new(),
             model: String::new(),
@@ -81,6 +88,8 @@ struct RunDesk<'a> {
     now: Timestamp,
     /// A signal was placed or a message was changed.
     changed: bool,
+    /// Nothing is placed, shown or changed.
+    muted: bool,
 }
 
 impl Desk for RunDesk<'_> {
@@ -109,6 +118,9 @@ impl Desk for RunDesk<'_> {
     }
 
     fn place(&mut self, signal: &Signal, rotate: bool) -> Signal {
+        if self.muted {
+            return signal.clone();
+        }
         self.changed = true;
         let placed = self.machine.place_signal(signal, rotate, self.now);
         self.log.push(placed.echo(self.run_id));
@@ -116,23 +128,31 @@ impl Desk for RunDesk<'_> {
     }
 
     fn show(&mut self, body: ChunkBody) {
-        self.log.push(Chunk { run_id: Some(self.run_id.clone()), from: ChunkFrom::Agent, body, metadata: None });
+        if !self.muted {
+            self.log.push(Chunk { run_id: Some(self.run_id.clone()), from: ChunkFrom::Agent, body, metadata: None });
+        }
     }
 
     fn remove(&mut self, id: &MessageId) -> bool {
-        self.machine.transcript_mut().remove_message(id)
+        !self.muted && self.machine.transcript_mut().remove_message(id)
     }
 
     fn replace(&mut self, message: StoredMessage) -> bool {
+        if self.muted {
+            return false;
+        }
         self.changed = true;
         self.machine.transcript_mut().replace_message(message)
     }
 
     fn rotate(&mut self) -> MessageId {
-        self.machine.rotate()
+        if self.muted { self.message_id() } else { self.machine.rotate() }
     }
 
     fn send_state(&mut self, lane: &str, input: StateInput) -> Result<StateAnswer, ProcessorError> {
+        if self.muted {
+            return Ok(StateAnswer::Skipped);
+        }
         let Some(lanes) = self.lanes.as_deref_mut() else {
             return Err(ProcessorError::Failed("state needs an agent with memory and a run on a thread".to_owned()));
         };
@@ -144,7 +164,7 @@ impl Desk for RunDesk<'_> {
     }
 
     fn mark_stale(&mut self, lane: &str) {
-        if let Some(lanes) = self.lanes.as_deref_mut() {
+        if let Some(lanes) = self.lanes.as_deref_mut().filter(|_| !self.muted) {
             lanes.mark_stale(lane);
         }
     }
@@ -157,8 +177,15 @@ macro_rules! at_desk {
         let mut watch = $driver.watch(PROCESSOR_GRACE);
         let retries = $driver.machine.retry_count();
         let Driver { machine, hooks, log, shared, .. } = &mut *$driver;
-        let mut run_desk =
-            RunDesk { machine, lanes: hooks.lanes.as_mut(), log, run_id: &shared.run_id, now, changed: false };
+        let mut run_desk = RunDesk {
+            machine,
+            lanes: hooks.lanes.as_mut(),
+            log,
+            run_id: &shared.run_id,
+            now,
+            changed: false,
+            muted: hooks.muted,
+        };
         let $desk = &mut run_desk;
         let $runner = &mut hooks.runner;
         $runner.retry_count = retries;
@@ -201,7 +228,7 @@ impl Driver {
         let mut watch = self.watch(PROCESSOR_GRACE);
         let Self { machine, hooks, log, shared, prepared, .. } = self;
         let lanes = hooks.lanes.as_mut();
-        let mut desk = RunDesk { machine, lanes, log, run_id: &shared.run_id, now, changed: false };
+        let mut desk = RunDesk { machine, lanes, log, run_id: &shared.run_id, now, changed: false, muted: false };
         if !first {
             return guard_later(&mut hooks.runner, &mut desk, &mut watch, entries).await;
         }
@@ -209,6 +236,46 @@ impl Driver {
         let added = system.into_iter().map(|content| PromptMessage::System { content, provider_options: None });
         prepared.system.extend(added);
         Ok(event)
+    }
+
+    /// Judges the messages that came with a decision, and takes them in before anything is claimed: what was accepted is
+    /// durable with the claim (ruling 6). `false` if this process leaves the run.
+    pub(super) async fn take_in_pending(&mut self) -> bool {
+        if self.claiming.is_none() || self.first_messages.is_empty() {
+            return true;
+        }
+        let messages = std::mem::take(&mut self.first_messages);
+        if !self.hooks.runner.has(Hook::Input) {
+            for message in messages {
+                self.machine.add_pending(message, None);
+            }
+            self.note_newest();
+            return true;
+        }
+        let now = self.now();
+        let mut watch = self.watch(PROCESSOR_GRACE);
+        let Self { machine, hooks, log, shared, .. } = self;
+        let lanes = hooks.lanes.as_mut();
+        let mut desk = RunDesk { machine, lanes, log, run_id: &shared.run_id, now, changed: false, muted: false };
+        for message in messages {
+            match guard_pending(&mut hooks.runner, &mut desk, &mut watch, message).await {
+                Ok((messages, refused)) => {
+                    for message in messages {
+                        desk.machine.add_pending(message, refused.as_ref());
+                    }
+                }
+                Err(_) => return false,
+            }
+        }
+        self.note_newest();
+        true
+    }
+
+    /// What others place on the thread comes after what the run holds.
+    fn note_newest(&self) {
+        if let (Some(link), Some(newest)) = (&self.link, self.machine.transcript().newest()) {
+            link.placed_up_to(newest);
+        }
     }
 
     // The request.
@@ -219,6 +286,7 @@ impl Driver {
         self.hooks.replayed = false;
         self.machine.bypass_stream(false);
         self.hooks.tools = self.prepared.tools.clone();
+        self.hooks.shaped = true;
         self.put_lanes_back().await;
         let shapes = self.hooks.runner.has(Hook::InputStep) || self.prepared.options.prepare_step.is_some();
         let lanes = self.hooks.runner.lanes();
@@ -226,15 +294,7 @@ impl Driver {
             self.ask(None);
             return Ok(None);
         }
-        let mut step = InputStep {
-            models: self.prepared.models.clone(),
-            tools: self.prepared.tools.all().clone(),
-            tool_choice: self.prepared.options.tool_choice.clone(),
-            active_tools: self.prepared.options.active_tools.clone(),
-            provider_options: self.prepared.options.provider_options.clone(),
-            model_settings: self.prepared.options.model_settings.clone().unwrap_or_default(),
-            system: self.prepared.system.clone(),
-        };
+        let mut step = self.plain_step();
         let mut changed = false;
         // One read of the thread serves all lanes of the step (STATE-060).
         let keeps_lanes = !lanes.is_empty() || self.hooks.runner.has(Hook::InputStep);
@@ -256,12 +316,8 @@ impl Driver {
                 (None, touched) => changed |= touched,
             }
         }
-        if let Some(prepare) = self.prepared.options.prepare_step.clone() {
-            let prepared = std::panic::catch_unwind(AssertUnwindSafe(|| (prepare.0)(&mut step)));
-            if prepared.is_err() {
-                let error = ErrorInfo::new("PrepareStepPanic", "the prepare-step callback panicked; see the log");
-                return Ok(Some(RunEvent::HookFailed(error)));
-            }
+        if let Err(error) = self.call_prepare_step(&mut step) {
+            return Ok(Some(RunEvent::HookFailed(error)));
         }
         if changed {
             self.write_lanes().await;
@@ -274,16 +330,10 @@ impl Driver {
             return Ok(Some(RunEvent::HookFailed(error)));
         }
         if shapes {
-            let table = self.prepared.tools.for_step(
-                std::mem::take(&mut step.tools),
-                step.active_tools.take(),
-                step.tool_choice.as_ref(),
-            );
-            if let Some((one, other)) = table.collision() {
-                let message = format!("tools {one} and {other} have the same name for providers; rename one");
-                return Ok(Some(RunEvent::HookFailed(ErrorInfo::new("AGENT_TOOL_NAME_COLLISION", message))));
+            match self.table_of(&mut step) {
+                Ok(table) => self.hooks.tools = table,
+                Err(error) => return Ok(Some(RunEvent::HookFailed(error))),
             }
-            self.hooks.tools = Arc::new(table);
         }
         let index = self.model_index.min(step.models.len() - 1);
         self.model_index = index;
@@ -295,7 +345,11 @@ impl Driver {
                 prompt: std::mem::take(&mut request.prompt),
                 model: step.models[index].model.clone(),
                 model_settings: request.settings.clone(),
-                tools: request.tools.iter().map(|tool| tool.name.clone()).collect(),
+                tools: request.tools.clone(),
+                tool_choice: request.tool_choice.clone(),
+                response_format: request.response_format.clone(),
+                provider_options: request.provider_options.clone(),
+                filters: self.hooks.runner.stream_ids(),
                 response: None,
             };
             let (outcome, _) = at_desk!(self, |runner, desk| runner.llm_request(desk, &mut shown));
@@ -314,6 +368,74 @@ impl Driver {
         }
         self.ask(Some((step.models, request)));
         Ok(None)
+    }
+
+    /// A step with the call's own values.
+    fn plain_step(&self) -> InputStep {
+        InputStep {
+            models: self.prepared.models.clone(),
+            tools: self.prepared.tools.all().clone(),
+            tool_choice: self.prepared.options.tool_choice.clone(),
+            active_tools: self.prepared.options.active_tools.clone(),
+            provider_options: self.prepared.options.provider_options.clone(),
+            model_settings: self.prepared.options.model_settings.clone().unwrap_or_default(),
+            system: self.prepared.system.clone(),
+        }
+    }
+
+    fn call_prepare_step(&self, step: &mut InputStep) -> Result<(), ErrorInfo> {
+        let Some(prepare) = self.prepared.options.prepare_step.clone() else { return Ok(()) };
+        std::panic::catch_unwind(AssertUnwindSafe(|| (prepare.0)(step)))
+            .map_err(|_| ErrorInfo::new("PrepareStepPanic", "the prepare-step callback panicked; see the log"))
+    }
+
+    /// The tools as the step's hooks left them.
+    fn table_of(&self, step: &mut InputStep) -> Result<Arc<ToolTable>, ErrorInfo> {
+        let (tools, active) = (std::mem::take(&mut step.tools), step.active_tools.take());
+        let table = self.prepared.tools.for_step(tools, active, step.tool_choice.as_ref());
+        if let Some((one, other)) = table.collision() {
+            let message = format!("tools {one} and {other} have the same name for providers; rename one");
+            return Err(ErrorInfo::new("AGENT_TOOL_NAME_COLLISION", message));
+        }
+        Ok(Arc::new(table))
+    }
+
+    /// Makes the tools of a step that an earlier process asked for: its step hooks are asked once more, of what they do
+    /// only the tools count, and what they keep is fresh afterwards (PROC-030, PROC-040). `false` = no call may run; the
+    /// event that says why is in `events`, or the loop sees the abort.
+    pub(super) async fn shape_again(&mut self, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
+        let hooked = self.hooks.runner.has(Hook::InputStep);
+        if std::mem::replace(&mut self.hooks.shaped, true) || (!hooked && self.prepared.options.prepare_step.is_none())
+        {
+            return Ok(true);
+        }
+        let mut step = self.plain_step();
+        if hooked {
+            self.hooks.muted = true;
+            let (outcome, _) = at_desk!(self, |runner, desk| runner.input_step(desk, &mut step));
+            self.hooks.muted = false;
+            self.hooks.runner.forget();
+            let stopped = match outcome {
+                Ok(Ok(())) => None,
+                Ok(Err(stop)) => Some(Some(Self::stopped(stop))),
+                Err(cut) => Some(self.cut(cut)?),
+            };
+            if let Some(event) = stopped {
+                events.extend(event);
+                return Ok(false);
+            }
+        }
+        let table = self.call_prepare_step(&mut step).and_then(|()| self.table_of(&mut step));
+        match table {
+            Ok(table) => {
+                self.hooks.tools = table;
+                Ok(true)
+            }
+            Err(error) => {
+                events.push_back(RunEvent::HookFailed(error));
+                Ok(false)
+            }
+        }
     }
 
     /// Reads what the thread keeps of its lanes.
@@ -406,7 +528,7 @@ impl Driver {
         let now = self.now();
         let Self { machine, hooks, log, shared, .. } = self;
         let lanes = hooks.lanes.as_mut();
-        let mut desk = RunDesk { machine, lanes, log, run_id: &shared.run_id, now, changed: false };
+        let mut desk = RunDesk { machine, lanes, log, run_id: &shared.run_id, now, changed: false, muted: false };
         let sent = desk.send_state(lane, state);
         let sent = sent.map(|_| ()).map_err(|error| ErrorInfo::new("ProcessorError", error.to_string()));
         (sent, desk.changed)
@@ -511,9 +633,7 @@ impl Driver {
                 Ok(Some(event))
             }
             RunEvent::Model(model_event) => {
-                if self.hooks.runner.has(Hook::LlmResponse) && !self.hooks.replayed {
-                    self.hooks.said.push(model_event.clone());
-                }
+                self.hear(&model_event);
                 match model_event {
                     ModelEvent::ToolResult { id, name, result, is_error }
                         if !is_error && self.hooks.runner.has(Hook::ToolResult) =>
@@ -573,6 +693,19 @@ impl Driver {
                 }
             }
             event => Ok(Some(event)),
+        }
+    }
+
+    /// Keeps what the model said for `process_llm_response`. What passes stream hooks is kept as they pass it on.
+    fn hear(&mut self, event: &ModelEvent) {
+        let runner = &self.hooks.runner;
+        if !runner.has(Hook::LlmResponse) || self.hooks.replayed {
+            return;
+        }
+        let kept = !runner.has(Hook::OutputStream)
+            || matches!(event, ModelEvent::Warnings(_) | ModelEvent::Metadata { .. } | ModelEvent::Finish { .. });
+        if kept {
+            self.hooks.said.push(event.clone());
         }
     }
 
@@ -680,6 +813,40 @@ impl Driver {
         Ok(true)
     }
 
+    /// Shows what a tool wrote as the stream hooks that want data pass it on (PROC-070).
+    pub(super) async fn emit_written(
+        &mut self,
+        tool_call_id: &str,
+        chunk: Chunk,
+        events: &mut VecDeque<RunEvent>,
+    ) -> Result<(), Flow> {
+        let chunks = if self.hooks.runner.filters_data() {
+            let (outcome, _) = at_desk!(self, |runner, desk| runner.stream(desk, chunk));
+            match outcome {
+                Ok(Ok(chunks)) => chunks,
+                Ok(Err(stop)) => {
+                    events.push_back(Self::stopped(stop));
+                    return Ok(());
+                }
+                Err(cut) => {
+                    events.extend(self.cut(cut)?);
+                    return Ok(());
+                }
+            }
+        } else {
+            Chunks::from_iter([chunk])
+        };
+        for chunk in chunks {
+            if let ChunkBody::Data(data) = &chunk.body
+                && data.transient != Some(true)
+            {
+                self.machine.keep_data(tool_call_id, data);
+            }
+            self.emit(chunk);
+        }
+        Ok(())
+    }
+
     /// Asks the hooks for what they hold, at the end of a response.
     pub(super) async fn flush_stream(&mut self, events: &mut VecDeque<RunEvent>) -> Result<(), Flow> {
         let (outcome, _) = at_desk!(self, |runner, desk| runner.flush(desk, Flush::Step));
@@ -709,12 +876,16 @@ impl Driver {
         events.pop_front()
     }
 
-    fn pass(&self, chunks: Chunks, events: &mut VecDeque<RunEvent>) {
+    fn pass(&mut self, chunks: Chunks, events: &mut VecDeque<RunEvent>) {
         if chunks.is_empty() {
             return;
         }
+        let heard = self.hooks.runner.has(Hook::LlmResponse);
         for chunk in &chunks {
             self.emit(chunk.clone());
+            if heard {
+                self.hooks.said.extend(chunk.payload().and_then(as_event));
+            }
         }
         events.push_back(RunEvent::Passed(chunks.into_vec()));
     }
@@ -730,8 +901,11 @@ impl Driver {
             })
         };
         if self.hooks.runner.has(Hook::LlmResponse) && !self.hooks.replayed {
+            let mut events = std::mem::take(&mut self.hooks.said);
+            // Hooks give what they held after the response has ended.
+            events.sort_by_key(|event| matches!(event, ModelEvent::Finish { .. }));
             let response = LlmResponse {
-                events: std::mem::take(&mut self.hooks.said),
+                events,
                 model: self.hooks.model.clone(),
                 warnings: std::mem::take(&mut self.hooks.warnings),
             };

@@ -26,7 +26,7 @@ use super::{
     Decision, RunOptions, RunOutput, RunSnapshot,
     commit::{CommitError, Committer, storage_error},
     completion::{Verdicts, judge},
-    guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later},
+    guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later, guard_pending},
     machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome, ToolRun},
     prepare::{Prepared, prepare},
     request::{Request, RequestEvent, timeout_error},
@@ -261,8 +261,7 @@ async fn drive_to_end(seed: RunSeed) {
             let transcript = Transcript::restored(history, &snapshot.kept, key, &snapshot.own, open);
             match (resolution, &snapshot.step) {
                 (Some(resolution), Some(step)) => {
-                    let added = (std::mem::take(&mut prepared.first_messages), known);
-                    RunMachine::resumed(settings, transcript, snapshot, step, resolution, added)
+                    RunMachine::resumed(settings, transcript, snapshot, step, resolution, known)
                 }
                 _ => RunMachine::recovered(settings, transcript, snapshot),
             }
@@ -296,7 +295,8 @@ async fn drive_to_end(seed: RunSeed) {
         committer,
         in_hand: Vec::new(),
         committed: false,
-        first_drain: true,
+        // Input of a run that goes on is judged one by one (SIG-208).
+        first_drain: claiming.is_none(),
         request: None,
         model_index: 0,
         verdicts: Verdicts::default(),
@@ -317,7 +317,7 @@ async fn drive_to_end(seed: RunSeed) {
         claiming,
         parked_at: Timestamp::default(),
     });
-    let ending = driver.run().await;
+    let ending = if driver.take_in_pending().await { driver.run().await } else { None };
     driver.finish(ending, output).await;
 }
 
@@ -377,7 +377,11 @@ impl Driver {
                 }
                 () = at(tool_deadline), if tool_deadline.is_some() => self.let_tools_go(&mut events),
                 () = nudged => events.push_back(RunEvent::InputWaits),
-                Some(written) = self.written.recv() => self.show_written(written),
+                Some(written) = self.written.recv() => {
+                    if self.show_written(written, &mut events).await.is_err() {
+                        return None;
+                    }
+                }
                 event = request => match event {
                     Some(RequestEvent::Answered { model, warnings }) => {
                         self.model_index = self.request.as_ref().map_or(0, Request::model_index);
@@ -393,7 +397,11 @@ impl Driver {
                     }
                     None => self.request = None,
                 },
-                Some(done) = self.tools.join_next() => self.tool_ended(done, &mut events),
+                Some(done) = self.tools.join_next() => {
+                    if self.tool_ended(done, &mut events).await.is_err() {
+                        return None;
+                    }
+                }
             }
         }
     }
@@ -460,7 +468,11 @@ impl Driver {
                     }
                 }
                 RunEffect::CancelRequest => self.request = None,
-                RunEffect::RunTools(runs) => self.start_tools(runs),
+                RunEffect::RunTools(runs) => {
+                    if let Err(flow) = Box::pin(self.start_tools(runs, events)).await {
+                        return flow;
+                    }
+                }
                 RunEffect::CancelTools => {
                     self.tool_abort.cancel();
                     for run in std::mem::take(&mut self.waiting_tools) {

@@ -12,7 +12,7 @@ use crate::{
         interchange::{self, Parking, Unparked},
         parked::ParkedOutput,
     },
-    storage::SharedStorage,
+    storage::{SharedStorage, StorageError},
     thread::Parked,
 };
 
@@ -93,17 +93,29 @@ pub(super) async fn refuse(
     run_id: RunId,
 ) {
     tracing::info!(run = %run_id, %error, "a suspended run was not gone on with");
-    let parked = still_parked(&inner.storage, agent_id, &run_id).await;
+    let parked = still_parked(&inner.storage, &run_id, unknown(agent_id, inner.clock.now())).await;
     claiming.tell(Err(error));
     if let Some(link) = link {
         link.tell(Letter::RunEnded(RunEnd { parked, ..RunEnd::new(run_id) })).await;
     }
 }
 
-/// What the store says the run waits for.
-pub(super) async fn still_parked(storage: &SharedStorage, agent_id: &str, run_id: &RunId) -> Option<Parked> {
-    let parked = storage.parked_run(run_id).await.ok().flatten()?;
-    Some(parked_of(&parked, agent_id))
+/// What the store says the run waits for; `known` if it cannot say: the thread stays suspended then, and what it waits
+/// for is found again by the next decision.
+pub(super) async fn still_parked(storage: &SharedStorage, run_id: &RunId, known: Parked) -> Option<Parked> {
+    match storage.parked_run(run_id).await {
+        Ok(found) => found.map(|parked| parked_of(&parked, &known.agent_id)),
+        Err(StorageError::Unsupported { .. }) => None,
+        Err(error) => {
+            tracing::error!(run = %run_id, %error, "whether the run still waits for a person cannot be read; it is taken to");
+            Some(known)
+        }
+    }
+}
+
+/// A parked run of which no more is known.
+pub(super) fn unknown(agent_id: &str, since: Timestamp) -> Parked {
+    Parked { agent_id: agent_id.to_owned(), waiting_for: "approval", since, stopped: false, rollback: false }
 }
 
 /// What a thread needs to know of a parked run.

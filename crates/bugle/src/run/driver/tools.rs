@@ -4,12 +4,23 @@
 use super::*;
 
 impl Driver {
-    pub(super) fn start_tools(&mut self, runs: Vec<ToolRun>) {
+    /// Runs the calls of a step, with the step's own tools.
+    pub(super) async fn start_tools(
+        &mut self,
+        runs: Vec<ToolRun>,
+        events: &mut VecDeque<RunEvent>,
+    ) -> Result<(), Flow> {
+        if !self.shape_again(events).await? {
+            // They wait for the end that is coming, which cancels them.
+            self.waiting_tools = runs.into();
+            return Ok(());
+        }
         let here = runs.iter().any(|run| self.hooks.tools.runs_here(&run.name));
         self.tool_messages = if here { self.machine.transcript().messages().into() } else { Arc::default() };
-        self.sequential = self.prepared.tools.is_sequential(&runs);
+        self.sequential = self.hooks.tools.is_sequential(&runs);
         self.waiting_tools = runs.into();
         self.next_tools();
+        Ok(())
     }
 
     pub(super) fn next_tools(&mut self) {
@@ -75,14 +86,14 @@ impl Driver {
         TOOL_GRACE / (depth + 1)
     }
 
-    pub(super) fn tool_ended(
+    pub(super) async fn tool_ended(
         &mut self,
         done: Result<(usize, ToolOutcome), tokio::task::JoinError>,
         events: &mut VecDeque<RunEvent>,
-    ) {
+    ) -> Result<(), Flow> {
         // What the tool wrote comes before its result.
         while let Ok(written) = self.written.try_recv() {
-            self.show_written(written);
+            self.show_written(written, events).await?;
         }
         // A task that was cut off has been answered for already.
         if let Ok((index, outcome)) = done {
@@ -104,6 +115,7 @@ impl Driver {
             self.tool_deadline = None;
         }
         self.next_tools();
+        Ok(())
     }
 
     /// The grace time of an abort is over: deaf tools are let go (SIG-312).
@@ -115,8 +127,8 @@ impl Driver {
         }
     }
 
-    pub(super) fn show_written(&mut self, written: Written) {
-        let run_id = &self.shared.run_id;
+    pub(super) async fn show_written(&mut self, written: Written, events: &mut VecDeque<RunEvent>) -> Result<(), Flow> {
+        let run_id = Some(self.shared.run_id.clone());
         let Written { tool_call_id, what } = written;
         let body = match what {
             WrittenWhat::Output(output) => {
@@ -124,12 +136,12 @@ impl Driver {
                 ChunkBody::Payload(Payload::ToolOutput { output, tool_call_id, tool_name })
             }
             WrittenWhat::Data(data) => {
-                if data.transient != Some(true) {
-                    self.machine.keep_data(&tool_call_id, &data);
-                }
-                ChunkBody::Data(data)
+                let body = ChunkBody::Data(data);
+                let chunk = Chunk { run_id, from: ChunkFrom::User, body, metadata: None };
+                return self.emit_written(&tool_call_id, chunk, events).await;
             }
         };
-        self.emit(Chunk { run_id: Some(run_id.clone()), from: ChunkFrom::User, body, metadata: None });
+        self.emit(Chunk { run_id, from: ChunkFrom::User, body, metadata: None });
+        Ok(())
     }
 }

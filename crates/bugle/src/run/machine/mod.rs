@@ -142,6 +142,8 @@ pub(crate) struct RunMachine {
     earlier_steps: u32,
     /// Echoes of the step that is being judged.
     held_echoes: Vec<Chunk>,
+    /// What clients are told of refused messages once the run goes on.
+    refusals: Vec<Chunk>,
     /// Texts before the last failed completion check are left out of the answer (SCO-048).
     answer_from: usize,
     usage: Usage,
@@ -207,6 +209,7 @@ impl RunMachine {
             steps: Vec::new(),
             earlier_steps: 0,
             held_echoes: Vec::new(),
+            refusals: Vec::new(),
             answer_from: 0,
             usage: Usage::default(),
             consumed: Vec::new(),

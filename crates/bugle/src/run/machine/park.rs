@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
 use super::*;
 use crate::{
-    chunk::{FinishReason, ResponseMetadata},
+    chunk::{FinishReason, ResponseMetadata, TripwirePayload},
     id::RunId,
     json::{Object, Value, json},
     run::{
@@ -21,15 +21,14 @@ const APPROVALS: &str = "pendingToolApprovals";
 const SUSPENSIONS: &str = "suspendedTools";
 
 impl RunMachine {
-    /// A parked run that is gone on with, stopped or given up. `messages` are pending input (ruling 6), `known` are outcomes
-    /// that the conversation does not hold yet.
+    /// A parked run that is gone on with, stopped or given up. `known` are outcomes that the conversation does not hold yet.
     pub(crate) fn resumed(
         settings: RunSettings,
         transcript: Transcript,
         snapshot: &RunSnapshot,
         step: &ParkedStep,
         resolution: Resolution,
-        (messages, known): (Vec<StoredMessage>, Vec<(String, ToolOutcome)>),
+        known: Vec<(String, ToolOutcome)>,
     ) -> Self {
         let mut machine = Self::restored(settings, transcript, snapshot, step);
         for (id, outcome) in known {
@@ -40,11 +39,20 @@ impl RunMachine {
         // What was parked is one message, what follows another (LOOP-111).
         machine.transcript.seal();
         machine.message_id = MessageId::fresh();
-        for message in messages {
-            machine.transcript.add_input(message);
-        }
         machine.resolution = Some(resolution);
         machine
+    }
+
+    /// Takes in a message that came with the decision, before the claim, which makes it durable (ruling 6). One that a guard
+    /// refused is kept for people and from models (ruling 34).
+    pub(crate) fn add_pending(&mut self, mut message: StoredMessage, refused: Option<&TripwirePayload>) {
+        if let Some(tripwire) = refused {
+            let data = json!({ "id": message.id, "reason": tripwire.reason });
+            let chunk = Chunk::transient_data(&self.settings.run_id, "data-signal-rejected", data);
+            self.refusals.push(chunk);
+            mark_blocked(&mut message, tripwire);
+        }
+        self.transcript.add_input(message);
     }
 
     /// A run in the step that was parked.
@@ -260,8 +268,10 @@ impl RunMachine {
         }
     }
 
-    /// Says that delegations go on, so that a prompt for them can be cleared at once (SUB-133).
-    pub(super) fn acknowledge(&self, effects: &mut Effects) {
+    /// Says what was refused of the decision's messages, and that delegations go on, so that a prompt for them can be
+    /// cleared at once (SUB-133).
+    pub(super) fn acknowledge(&mut self, effects: &mut Effects) {
+        effects.extend(self.refusals.drain(..).map(RunEffect::Emit));
         for state in &self.calls {
             if let (Some(ToolResume::Delegated(_)), None) = (&state.resume, &state.outcome) {
                 let data = json!({ "toolCallId": state.call.id, "runId": self.settings.run_id });

@@ -165,3 +165,22 @@ pub(super) async fn runs_without_a_thread_are_parked(store: SharedStorage) -> Ch
     assert_eq!(store.parked_run(&id).await?, None);
     Ok(())
 }
+
+pub(super) async fn loop_007_nobody_elses_parked_run_is_overwritten(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let other = ThreadKey::new("bob", "t2");
+    store.create_thread(new_thread("t2", "bob")).await?;
+    let (id, alone) = (RunId::from("r1"), RunId::from("r2"));
+    let run = parked("r1", Some(key()), "helper", 5);
+    park(&store, run.clone()).await?;
+    let taken = |result: Checked| assert!(matches!(result, Err(StorageError::Exists { .. })), "{result:?}");
+    taken(park(&store, parked("r1", Some(other), "helper", 6)).await);
+    taken(park(&store, parked("r1", Some(key()), "another", 6)).await);
+    taken(store.park(parked("r1", None, "helper", 6)).await);
+    assert_eq!(store.parked_run(&id).await?, Some(run), "nothing of a refused commit is written");
+    let of = |owner: &str| ParkedRun { resource_id: Some(owner.to_owned()), ..parked("r2", None, "helper", 7) };
+    store.park(of("alice")).await?;
+    taken(store.park(of("bob")).await);
+    assert_eq!(store.parked_run(&alone).await?, Some(of("alice")));
+    Ok(())
+}

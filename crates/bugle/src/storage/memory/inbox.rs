@@ -6,8 +6,8 @@ use super::{Place, Placed, State};
 use crate::{
     id::{MessageId, ThreadKey},
     storage::{
-        Accept, Accepted, Commit, Committed, EntryOutcome, InboxEntry, Lease, LeaseClaim, Left, NewThread, RunChange,
-        RunRecord, RunStatus, StorageError,
+        Accept, Accepted, Commit, Committed, EntryOutcome, InboxEntry, Lease, LeaseClaim, Left, NewThread, ParkedRun,
+        RunChange, RunRecord, RunStatus, StorageError,
         rules::{self, LeaseState},
     },
     time::Timestamp,
@@ -154,6 +154,9 @@ impl State {
         {
             return Err(StorageError::NotParked { run_id: run_id.clone() });
         }
+        if let RunChange::Park { run, .. } = &run {
+            self.check_parks(run)?;
+        }
         if let RunChange::Save(record) | RunChange::Resume(record) = &run
             && self.runs.get(&record.run_id).is_some_and(|stored| stored.thread != record.thread)
         {
@@ -219,6 +222,16 @@ impl State {
             }
         }
         Ok(Committed { released: release.is_some_and(|owner| self.release_if_done(&thread, &owner)) })
+    }
+
+    /// Nobody else's parked run is overwritten.
+    pub(super) fn check_parks(&self, run: &ParkedRun) -> Result<(), StorageError> {
+        match self.parked.get(&run.run_id) {
+            Some(there) if !there.is_replaced_by(run) => {
+                Err(StorageError::Exists { what: "suspended run", id: run.run_id.to_string() })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn release_if_done(&mut self, thread: &ThreadKey, owner: &str) -> bool {

@@ -14,10 +14,14 @@ impl Actor {
         self.lease_gone();
     }
 
-    /// The lease went with the run's last commit, unless it was claimed meanwhile.
+    /// The lease went with the run's last commit. If it was claimed meanwhile, by a renewal or with input, nobody here knows
+    /// in which order: what begins next claims it again, under the same epoch while nobody else has had it.
     pub(super) fn lease_went(&mut self) {
         if !self.claimed_again && self.journal.is_idle() {
             self.lease_gone();
+        } else {
+            self.machine.lease_gone();
+            self.journal.doubt();
         }
     }
 

@@ -57,13 +57,16 @@ impl Actor {
         let _ = request.claimed.send(Err(error));
     }
 
-    /// The thread has become ours: the newest of its parked runs keeps it, if its time is not over.
+    /// The thread has become ours: the newest of its parked runs keeps it, if its time is not over and its agent is here to
+    /// go on with it.
     pub(super) fn found_parked(&mut self, parked: Option<Vec<ParkedRun>>) {
         let Some(parked) = parked else { return };
         let now = self.inner.clock.now();
         let ttl = self.inner.suspended_ttl;
         let ids = parked.iter().map(|run| run.run_id.clone()).collect();
-        let keeps = parked.into_iter().find(|run| run.suspended_at.plus(ttl) > now);
+        let keeps = parked
+            .into_iter()
+            .find(|run| run.suspended_at.plus(ttl) > now && self.inner.agent_by_id(&run.agent_id).is_some());
         let suspended = keeps.map(|run| {
             let known = crate::run::parked_of(&run, &run.agent_id);
             Suspended {

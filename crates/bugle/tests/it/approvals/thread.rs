@@ -7,6 +7,7 @@ use bugle::{
     chunk::ChunkBody,
     json::json,
     model::{Script, ScriptedModel},
+    processor::{Context, Hook, HookSet, Input, Outcome, Processor, ProcessorError},
     run::Decision,
     runtime::{Action, RunInput, ToolApproval},
 };
@@ -168,6 +169,98 @@ async fn ruling_6_messages_of_an_approval_are_pending_input_of_the_run() {
     watch.until_end_of(&run_id).await;
     assert_eq!((world.asked(1), count.get()), (vec!["go".to_owned(), "and tell me".to_owned()], 1));
     assert_eq!(world.texts().await, ["go", "", "and tell me", "done"]);
+}
+
+#[derive(Debug)]
+struct Guard;
+
+#[async_trait::async_trait]
+impl Processor for Guard {
+    fn id(&self) -> &'static str {
+        "guard"
+    }
+
+    fn hooks(&self) -> HookSet {
+        HookSet::of(&[Hook::Input])
+    }
+
+    async fn process_input(&self, _: &mut Context<'_>, input: &mut Input) -> Outcome {
+        if input.messages.iter().any(|message| message.joined_text() == "bad") {
+            return Err(ProcessorError::tripwire("not allowed"));
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn ruling_34_messages_of_an_approval_pass_the_guards() {
+    let count = Count::default();
+    let model = ScriptedModel::with_responses([call_remove("c1", "/a"), done(), done()]);
+    let agent = builder("plain", &model).tool(remove(&count)).input_processor(Guard).build().unwrap();
+    let world = crate::support::world_of(model, [agent]).await;
+    let run_id = world.run("go").await.output.run_id;
+    let mut watch = world.watch().await;
+    let mut messages = input("bad");
+    messages.messages.extend(input("good").messages);
+    let approval = ToolApproval { messages, ..approve("c1") };
+    world.agent.send_tool_approval(&world.thread, approval).await.unwrap();
+    watch.until("data-signal-rejected").await;
+    watch.until_end_of(&run_id).await;
+    assert_eq!((world.asked(1), count.get()), (vec!["go".to_owned(), "good".to_owned()], 1), "SIG-208");
+    assert_eq!(world.texts().await, ["go", "", "bad", "good", "done"], "it is kept for people");
+    let stored = world.stored().await;
+    let blocked = stored.iter().find(|message| message.joined_text() == "bad").unwrap();
+    assert_eq!(blocked.content.meta("blocked").unwrap()["reason"], "not allowed");
+    world.run("more").await;
+    assert_eq!(world.asked(2), ["go", "good", "more"], "left out of recall");
+}
+
+#[tokio::test(start_paused = true)]
+async fn sig_378_a_run_whose_agent_is_not_here_blocks_nobody() {
+    let count = Count::default();
+    let first = world([call_remove("c1", "/a")], &count).await;
+    let run_id = first.run("go").await.output.run_id;
+    first.bugle.shutdown(Duration::ZERO).await;
+    let model = ScriptedModel::with_responses([done()]);
+    let other = builder("other", &model).build().unwrap();
+    let bugle = Bugle::builder().shared_storage(first.storage.clone()).agent(other).build().await.unwrap();
+    let agent = bugle.agent("other").unwrap();
+    let world = World { bugle, agent, model, storage: first.storage.clone(), thread: first.thread.clone() };
+    assert_eq!(world.send("hello").await.action, Action::Wake);
+    assert_eq!(world.parked().await, [run_id], "it waits for its agent");
+}
+
+#[tokio::test(start_paused = true)]
+async fn loop_110_a_run_that_cannot_be_read_stays_suspended() {
+    let store = crate::faulty::Faulty::new();
+    let count = Count::default();
+    let world = super::world_again([call_remove("c1", "/a"), done()], &count, store.clone()).await;
+    let run_id = world.run("go").await.output.run_id;
+    // The caller's own look at it succeeds; the run's do not.
+    store.fail_after("parked_run", 1, 2);
+    let failed = world.agent.resume_stream(&run_id, Decision::approve(None), RunOptions::default()).await;
+    assert!(matches!(failed, Err(Error::Storage(_))), "{failed:?}");
+    let sent = world.send("are you there?").await;
+    assert_eq!((sent.action, sent.run_id.as_ref()), (Action::Deliver, Some(&run_id)), "it waits behind the run");
+    let ran = resumed(&world.agent, &run_id, Decision::approve(Some("c1"))).await;
+    assert_eq!((ran.output.text.as_str(), count.get()), ("done", 1));
+    assert_eq!(world.asked(1), ["go", "are you there?"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn loop_007_a_run_id_that_waits_in_storage_is_taken() {
+    let count = Count::default();
+    let first = world([call_remove("c1", "/a")], &count).await;
+    let run_id = first.run("go").await.output.run_id;
+    first.bugle.shutdown(Duration::ZERO).await;
+    let world = super::world_again([done()], &count, first.storage.clone()).await;
+    let elsewhere = ThreadKey::new("mallory", "elsewhere");
+    let options = || RunOptions { run_id: Some(run_id.clone()), ..RunOptions::default() };
+    for thread in [Some(&elsewhere), None] {
+        let taken = world.agent.stream(input("x"), thread, options()).await;
+        assert!(matches!(taken, Err(Error::RunIdTaken { .. })), "{taken:?}");
+    }
+    assert_eq!(world.parked().await, [run_id]);
 }
 
 #[tokio::test(start_paused = true)]

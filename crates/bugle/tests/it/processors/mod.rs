@@ -4,6 +4,7 @@ mod built_ins;
 mod fuzz;
 mod hooks;
 mod lanes;
+mod leaks;
 mod outside;
 mod signals;
 mod stops;

@@ -105,6 +105,27 @@ async fn sig_452_sig_405_an_idle_thread_holds_no_lease() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn sig_405_a_run_behind_one_that_renewed_the_lease_has_it() {
+    let gates = [Gate::new(), Gate::new()];
+    let scripts = gates.clone().map(|gate| Script::new().text("a").gate(&gate));
+    let world = world(ScriptedModel::with_responses(scripts)).await;
+    let run = async |text: &str| world.run(text).await.output.text;
+    let watch = async {
+        gates[0].reached().await;
+        // Longer than a third of the lease: it is renewed meanwhile.
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        gates[0].open();
+        gates[1].reached().await;
+        let stranger = LeaseClaim::new("stranger", Duration::from_secs(15));
+        let held = world.storage.acquire_lease(&world.thread, &stranger).await.unwrap();
+        assert!(matches!(held, Lease::HeldBy { .. }), "SIG-450: nobody else has it: {held:?}");
+        gates[1].open();
+    };
+    let (one, two, ()) = tokio::join!(run("one"), run("two"), watch);
+    assert_eq!((one.as_str(), two.as_str()), ("a", "a"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn sig_509_a_hundred_thousand_idle_threads_hold_no_memory() {
     const THREADS: usize = 100_000; // About half a minute in a debug build on a busy machine.
     let world = world(ScriptedModel::new()).await;

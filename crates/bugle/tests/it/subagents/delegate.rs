@@ -51,6 +51,26 @@ async fn sub_001_sub_020_sub_021_a_delegation_is_a_call_and_its_text_is_the_resu
 }
 
 #[tokio::test(start_paused = true)]
+async fn sub_130_a_delegation_that_has_ended_leaves_no_task() {
+    const CALLS: usize = 8;
+    let scripts = |calls: usize| (0..calls).map(|_| to_explorer("look")).chain([Script::from("done")]);
+    let parent = scripted(scripts(1).chain(scripts(CALLS)).collect());
+    let child = scripted((0..=CALLS).map(|_| Script::from("here")).collect());
+    let explorer = explorer(&child).build().unwrap();
+    let lead = lead(&parent).default_options(RunOptions { max_steps: Some(20), ..RunOptions::default() });
+    let pair = pair_of(lead.agent("explorer", explorer), parent, child).await;
+    let mut alive = Vec::new();
+    for _ in 0..2 {
+        assert_eq!(pair.generate("go").await.text, "done");
+        // Everything that can end has.
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        alive.push(tokio::runtime::Handle::current().metrics().num_alive_tasks());
+    }
+    assert_eq!(pair.child.requests().len(), CALLS + 1);
+    assert_eq!(alive[0], alive[1]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn sub_002_sub_004_sub_010_the_tool_is_offered_with_description_and_schema() {
     let (parent, child) = (scripted(vec![Script::from("ok")]), scripted(vec![]));
     let silent = Agent::builder("silent").model(Arc::new(child.clone())).build().unwrap();
