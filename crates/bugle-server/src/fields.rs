@@ -100,6 +100,7 @@ macro_rules! run_fields {
             optional("untilIdle", &UNTIL_IDLE),
             optional("maxIdleMs", &Shape::Whole(1)),
             optional("includeRawChunks", FLAG),
+            optional("lean", FLAG),
             optional("requestContext", OBJECT),
         ])
     };

@@ -57,19 +57,21 @@ pub(crate) fn subscription(subscription: Subscription, keep_alive: Duration, eve
     respond(Body::from_stream(frames(ThreadFrames { subscription, event_ids, over: false }, pulse, Some(CONNECTED))))
 }
 
-/// The response to a run: ends with the run (HTTP-023); a client that leaves stops it (HTTP-026).
-pub(crate) fn run(run: RunStream, bugle: Bugle, keep_alive: Duration) -> Response {
-    direct(run, bugle, keep_alive, None)
+/// The response to a run: ends with the run (HTTP-023); a client that leaves stops it (HTTP-026). A `lean` one does not say
+/// the messages again that the stream was made of (LOOP-199).
+pub(crate) fn run(run: RunStream, bugle: Bugle, keep_alive: Duration, lean: bool) -> Response {
+    direct(run, bugle, keep_alive, None, lean)
 }
 
 /// The response to a run that goes on: says the calls that were pending again, before what became of them (HTTP-104).
 pub(crate) fn resumed(run: RunStream, bugle: Bugle, keep_alive: Duration, pending: PendingCalls) -> Response {
-    direct(run, bugle, keep_alive, Some(pending))
+    direct(run, bugle, keep_alive, Some(pending), false)
 }
 
-fn direct(run: RunStream, bugle: Bugle, keep_alive: Duration, pending: Option<PendingCalls>) -> Response {
+fn direct(run: RunStream, bugle: Bugle, keep_alive: Duration, pending: Option<PendingCalls>, lean: bool) -> Response {
     let pulse = Pulse { every: keep_alive, comment: HEARTBEAT };
-    let frames = frames(RunFrames { run, bugle, pending, ended: false, complete: false, left: false }, pulse, None);
+    let source = RunFrames { run, bugle, pending, lean, ended: false, complete: false, left: false };
+    let frames = frames(source, pulse, None);
     respond(Body::from_stream(frames))
 }
 
@@ -255,6 +257,8 @@ struct RunFrames {
     bugle: Bugle,
     /// Of a run that goes on.
     pending: Option<PendingCalls>,
+    /// Messages are not said again at the end.
+    lean: bool,
     /// The run has said its last chunk.
     ended: bool,
     /// That chunk says how it ended, or that it waits for a person.
@@ -271,7 +275,10 @@ impl RunFrames {
         };
         self.complete = completes(chunk.chunk());
         self.left |= is_left(chunk.chunk());
-        let frame = chunk.frame();
+        let frame = match slim(chunk.chunk()).filter(|_| self.lean) {
+            Some(chunk) => encode_frame(&chunk),
+            None => chunk.frame(),
+        };
         let Some(call) = self.pending.as_mut().and_then(|pending| pending.before(chunk.chunk())) else {
             return Some(frame);
         };
@@ -279,6 +286,22 @@ impl RunFrames {
         both.extend_from_slice(&frame);
         Some(both.freeze())
     }
+}
+
+/// A chunk without the messages of its run; `None` = it has none (LOOP-199).
+fn slim(chunk: &Chunk) -> Option<Chunk> {
+    let Some(Payload::StepFinish(finish) | Payload::Finish(finish)) = chunk.payload() else { return None };
+    if finish.messages.is_none() && finish.response.is_none() {
+        return None;
+    }
+    let mut slim = chunk.clone();
+    if let ChunkBody::Payload(Payload::StepFinish(finish) | Payload::Finish(finish)) = &mut slim.body {
+        finish.messages = None;
+        if let Some(Value::Object(response)) = &mut finish.response {
+            response.retain(|key, _| key != "messages" && key != "uiMessages");
+        }
+    }
+    Some(slim)
 }
 
 /// Whether a response may end after this chunk (HTTP-050, 057, 058, 067, 100, 107).

@@ -1,7 +1,13 @@
 //! Running an agent and waiting for it (HTTP §5).
 
 use super::{Answer, Route, answer, route};
-use crate::{answer::generated, call::Call, fields, run_fields::run_request, sse};
+use crate::{
+    answer::generated,
+    call::{Call, flag},
+    fields,
+    run_fields::run_request,
+    sse,
+};
 
 pub(super) const ROUTES: &[Route] = &[
     route!(Post "/agents/{agentId}/generate" "Runs the agent and answers its result", generate, body: fields::RUN),
@@ -24,5 +30,6 @@ async fn stream(call: Call) -> Answer {
     let run = run_request(&call)?;
     let stream = agent.stream(run.input, run.thread.as_ref(), run.options).await?;
     // There are no background tasks to wait for yet, so a run is idle when it has ended (HTTP-064).
-    Ok(sse::run(stream, call.bugle().clone(), call.app.options.keep_alive))
+    let lean = flag(&call.body, "lean").unwrap_or(false);
+    Ok(sse::run(stream, call.bugle().clone(), call.app.options.keep_alive, lean))
 }

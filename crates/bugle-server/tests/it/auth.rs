@@ -35,7 +35,7 @@ async fn http_215_http_216_what_is_open_to_all() {
 }
 
 #[tokio::test]
-async fn http_213_the_user_is_the_resource_whatever_the_request_says() {
+async fn loop_211_http_213_the_user_is_the_resource_whatever_the_request_says() {
     let server = Server::with_auth().await;
     for (thread, memory) in [("one", json!({"thread": "one"})), ("two", json!({"thread": "two", "resource": "bob"}))] {
         let body = json!({

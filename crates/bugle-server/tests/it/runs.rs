@@ -173,3 +173,25 @@ fn left_out(path: &str) -> bool {
         || path.contains(".toolInvocations")
         || [".sky", ".tempC"].iter().any(|end| path.ends_with(end))
 }
+
+#[tokio::test]
+async fn sub_173_an_agent_is_listed_with_its_subagents() {
+    let server = crate::golden::target().await;
+    let expected =
+        json!({"researcher": {"id": "researcher", "name": "Researcher"}, "writer": {"id": "writer", "name": "Writer"}});
+    assert_eq!(server.get("/api/agents").await.json["parent"]["agents"], expected);
+    assert_eq!(server.get("/api/agents/parent").await.json["agents"], expected);
+    assert_eq!(server.get("/api/agents/plain").await.json["agents"], json!({}));
+}
+
+#[tokio::test]
+async fn loop_011_options_that_nobody_knows_are_ignored() {
+    let server = Server::new().await;
+    let body = json!({
+        "messages": "[[say Hello]]", "optionOfTomorrow": {"a": 1}, "modelSettings": {"temperature": 0.5, "verve": 7},
+        "memory": {"thread": "t", "resource": "r", "mood": "good"},
+    });
+    let answer = server.post("/api/agents/plain/generate", body).await;
+    assert_eq!((answer.status, &answer.json["text"]), (StatusCode::OK, &json!("Hello")), "{}", answer.text);
+    assert_eq!(server.model.requests()[0].settings.temperature, Some(0.5));
+}

@@ -39,6 +39,22 @@ async fn http_020_http_021_http_022_http_023_the_framing_of_a_run() {
 }
 
 #[tokio::test]
+async fn loop_199_a_lean_stream_does_not_say_its_messages_again() {
+    let server = Server::new().await;
+    for lean in [false, true] {
+        let body = json!({"messages": "[[call get-weather {}]] [[say Clear skies]]", "lean": lean});
+        let answer = server.post("/api/agents/plain/stream", body).await;
+        let finish = answer.text.split("\n\n").map(chunk).find(|chunk| chunk["type"] == "finish").unwrap();
+        let payload = &finish["payload"];
+        assert_eq!(payload["output"]["text"], "Clear skies");
+        assert!(payload["response"]["modelId"].is_string(), "{payload}");
+        assert_eq!(payload.get("messages").is_none(), lean);
+        assert_eq!(payload["response"].get("messages").is_none(), lean);
+        assert_eq!(answer.text.matches("Clear skies").count(), if lean { 1 } else { 3 }, "{payload}");
+    }
+}
+
+#[tokio::test]
 async fn http_026_leaving_a_direct_stream_stops_the_run() {
     let server = Server::new().await;
     let body = Body::from(json!({"messages": "[[say one ;; hang]]"}).to_string());

@@ -71,7 +71,7 @@ async fn every_row_is_read(store: &LibSql) {
 }
 
 #[tokio::test]
-async fn sto_7_1_every_row_of_a_file_of_the_reference_is_read() {
+async fn sto_7_1_notif_001_notif_112_every_row_of_a_file_of_the_reference_is_read() {
     let (_directory, path) = golden();
     let before = std::fs::read(&path).unwrap();
     let store = LibSql::open(&format!("file:{}?mode=ro", path.display())).unwrap();

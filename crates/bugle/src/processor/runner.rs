@@ -275,6 +275,15 @@ impl Runner {
         Ok(passing)
     }
 
+    /// Tells every stream hook of a chunk that none of them can change, drop or stop (PROC-063).
+    pub(crate) async fn tell_stream(&mut self, desk: &mut dyn Desk, chunk: &Chunk) {
+        let Self { output, slots, info, retry_count, .. } = self;
+        for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
+            // Whoever stops or breaks here has its failure logged, and changes nothing.
+            let _ = one(entry, slots, info, *retry_count, desk, chunk.clone(), &mut Chunks::new()).await;
+        }
+    }
+
     /// Asks the stream hooks for what they hold; what one gives passes those after it.
     pub(crate) async fn flush(&mut self, desk: &mut dyn Desk, at: Flush) -> Result<Chunks, Stop> {
         let Self { output, slots, info, retry_count, .. } = self;

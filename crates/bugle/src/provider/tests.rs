@@ -482,7 +482,7 @@ impl SignalProvider for Feed {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prov_004_polls_follow_their_cursor_and_skip_when_nobody_has_subscribed() {
+async fn prov_001_prov_004_polls_follow_their_cursor_and_skip_when_nobody_has_subscribed() {
     let feed = Arc::new(Feed::default());
     let world = world(feed.clone()).await;
     tokio::time::sleep(Duration::from_secs(35)).await;
@@ -548,4 +548,35 @@ async fn prov_002_a_tool_of_the_agent_wins_over_the_providers() {
     assert!(agent.tools().contains_key("unsubscribe_github"));
     let unknown = Bugle::builder().agent(agent).provider("none", Arc::new(github())).build().await;
     assert!(unknown.is_err());
+}
+
+/// Tells of itself when it starts.
+#[derive(Debug)]
+struct Hello;
+
+#[async_trait]
+impl SignalProvider for Hello {
+    fn id(&self) -> &'static str {
+        "hello"
+    }
+    fn poll_interval(&self) -> Option<Duration> {
+        Some(Duration::from_secs(10))
+    }
+    async fn start(&self, context: &ProviderContext) -> Result<(), ProviderError> {
+        let event = NewNotification::new(ThreadKey::new("ann", "t1"), "hello", "started", "here I am").priority("low");
+        context.notify(event).await.map(drop).map_err(|error| ProviderError(error.to_string()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prov_005_a_provider_tells_its_agent_and_nobody_else() {
+    let world = world(Arc::new(Hello)).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let records = world.records().await;
+    let told: Vec<_> = records.iter().map(|one| (one.summary.as_str(), one.agent_id.as_deref())).collect();
+    assert_eq!(told, [("here I am", Some("helper"))]);
+    let stranger = ProviderContext { bugle: world.bugle.clone(), agent_id: "gone".into() };
+    let event = NewNotification::new(ThreadKey::new("ann", "t1"), "hello", "started", "lost").priority("low");
+    assert!(matches!(stranger.notify(event).await, Err(Error::UnknownAgent(id)) if id == "gone"));
+    assert_eq!(world.records().await.len(), 1);
 }

@@ -250,3 +250,44 @@ pub(crate) fn text<'a>(chunks: impl IntoIterator<Item = &'a Chunk>) -> String {
     });
     texts.collect()
 }
+
+/// Keeps the warnings and errors that this thread logs while the guard lives.
+pub(crate) fn warnings() -> (Warnings, tracing::subscriber::DefaultGuard) {
+    let warnings = Warnings::default();
+    let guard = tracing::subscriber::set_default(warnings.clone());
+    (warnings, guard)
+}
+
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Warnings(Arc<parking_lot::Mutex<Vec<String>>>);
+
+impl Warnings {
+    pub(crate) fn containing(&self, text: &str) -> Vec<String> {
+        self.0.lock().iter().filter(|line| line.contains(text)).cloned().collect()
+    }
+}
+
+impl tracing::field::Visit for Warnings {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        if let Some(line) = self.0.lock().last_mut() {
+            line.push_str(&format!(" {field}={value:?}"));
+        }
+    }
+}
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() <= tracing::Level::WARN
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        self.0.lock().push(String::new());
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}

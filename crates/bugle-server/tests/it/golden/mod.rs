@@ -136,7 +136,7 @@ async fn http_120_http_121_http_122_subagent_stream() {
 }
 
 #[tokio::test]
-async fn http_124_subagent_approval() {
+async fn sub_171_http_124_subagent_approval() {
     let prompt = r#"[[call delete-file {"path":"/x"}]] [[say removed]]"#;
     play(capture!("subagent-approval"), bugle::json::json!({"prompt": prompt})).await;
 }

@@ -411,6 +411,20 @@ mod tests {
     }
 
     #[test]
+    fn proc_091_the_nearest_file_is_the_first_of_its_directory_by_order_of_names() {
+        let nearest = injector().nearest_only();
+        assert_eq!(find(&nearest, &["pkg/deep/x.ts"], &[]), ["/repo/pkg/AGENTS.md"]);
+        assert_eq!(find(&nearest, &["doc/x.ts"], &[]), ["/repo/doc/CLAUDE.md"]);
+    }
+
+    #[test]
+    fn proc_094_paths_are_shown_with_slashes_whatever_the_system() {
+        let shown = reminder(Path::new(r"C:\repo\pkg\AGENTS.md"), "x".into());
+        assert_eq!(shown.attributes.unwrap()["path"], json!("C:/repo/pkg/AGENTS.md"));
+        assert_eq!(shown.metadata.unwrap()["path"], json!("C:/repo/pkg/AGENTS.md"));
+    }
+
+    #[test]
     fn proc_093_long_files_are_cut_at_a_line() {
         let text = "first line\nsecond line\nthird line";
         assert_eq!(cut(text, 100), text);

@@ -41,6 +41,9 @@ impl Driver {
         if parked.is_some() {
             result.parked = self.for_parent();
         }
+        if let Ending::Failed(error) = &ending {
+            self.tell_stream_hooks(error).await;
+        }
         let hooks = &self.prepared.options.hooks;
         let (last, direct) = match &ending {
             Ending::Finished => {

@@ -814,6 +814,17 @@ impl Driver {
         Ok(true)
     }
 
+    /// Tells the stream hooks of the error that ends the run; they cannot hold it back (PROC-063).
+    pub(super) async fn tell_stream_hooks(&mut self, error: &ErrorInfo) {
+        if self.hooks.runner.has(Hook::OutputStream) {
+            let chunk = Chunk::agent(&self.shared.run_id, Payload::Error { error: error.clone() });
+            let _ = at_desk!(self, |runner, desk| async {
+                runner.tell_stream(desk, &chunk).await;
+                Ok::<_, Stop>(())
+            });
+        }
+    }
+
     /// Shows what a tool wrote as the stream hooks that want data pass it on (PROC-070).
     pub(super) async fn emit_written(
         &mut self,

@@ -58,6 +58,24 @@ fn state_003_004_wrong_states_are_refused_before_anything_is_stored() {
 }
 
 #[test]
+fn state_002_all_fields_of_a_state_are_read_and_kept() {
+    let whole = json!({
+        "id": "a", "cacheKey": "k", "contents": [{"type": "text", "text": "x"}], "mode": "delta", "value": {"n": 1},
+        "delta": [2], "attributes": {"of": "y"}, "metadata": {"own": true}, "providerOptions": {"p": {"o": 1}},
+        "tagName": "lamp",
+    });
+    let state = StateInput::from_json(&whole).unwrap();
+    assert_eq!((state.mode, &state.value, &state.delta), (StateMode::Delta, &Some(json!({"n": 1})), &Some(json!([2]))));
+    let signal = state.signal("a", "t1", 1, "s1".into(), at(0)).unwrap();
+    let crate::model::PromptMessage::User { content, provider_options } = signal.to_prompt() else { panic!() };
+    assert_eq!(json!(content)[0]["text"], "<lamp of=\"y\">x</lamp>");
+    assert_eq!(json!(provider_options), json!({"p": {"o": 1}}));
+    let least = StateInput::from_json(&json!({"id": "a", "cacheKey": "k", "contents": "x"})).unwrap();
+    assert_eq!(least.mode, StateMode::Snapshot);
+    assert_eq!(least.signal("a", "t1", 1, "s1".into(), at(0)).unwrap().tag_name, "state");
+}
+
+#[test]
 fn state_005_010_metadata_is_merged_and_stored_as_captured() {
     let state = StateInput {
         value: Some(json!({"open": true})),
@@ -184,9 +202,8 @@ fn state_070_072_073_079_history_is_resolved_by_version() {
     let older = lane_signals(&[row("s0", StateMode::Snapshot, 0, 1)], "a", "t1");
     assert_eq!(wanted_ids(&older, Some(&tracking)).len(), 3);
     assert!(wanted_ids(&lane_signals(&rows, "a", "t1"), Some(&tracking)).is_empty(), "storage is not touched");
-    // STATE-075
     let gone = LaneView::resolve("a", &thread(), &[], &[], Some(tracking), false);
-    assert_eq!((gone.last_snapshot, gone.has_snapshot), (None, false));
+    assert_eq!((gone.last_snapshot, gone.has_snapshot), (None, false), "STATE-075");
     assert!(LaneView::resolve("a", &ThreadKey::new("u1", "t2"), &rows, &[], None, false).active.is_empty());
     let stale = LaneView::resolve("a", &thread(), &rows, &[], None, true);
     assert!(!stale.has_snapshot, "STATE-076");

@@ -66,6 +66,11 @@ pub(super) async fn notif_110_records_are_stored_listed_and_updated(store: Share
     let changed = domain.update(&first.key(), seen.clone()).await?.unwrap_or_else(|| panic!("no condition was given"));
     assert_eq!((changed.status.as_str(), changed.seen_at, changed.updated_at), ("seen", Some(at(5)), at(5)));
     assert_eq!(changed.deliver_at, None);
+    for status in ["archived", "pending", "failed", "delivered", "discarded", "seen"] {
+        let change = RecordChange { status: Some(status), ..RecordChange::at(at(5)) };
+        let changed = domain.update(&first.key(), change).await?.unwrap_or_else(|| panic!("no condition was given"));
+        assert_eq!(changed.status, status, "NOTIF-004: any status may follow any other");
+    }
     for (what, query) in [
         ("status", NotificationQuery { statuses: vec!["seen".into(), "archived".into()], ..all.clone() }),
         ("priority", NotificationQuery { priorities: vec!["high".into(), "urgent".into()], ..all.clone() }),
@@ -141,7 +146,8 @@ pub(super) async fn notif_031_records_of_one_key_merge(store: SharedStorage) -> 
     // NOTIF-033: the same dedupe key goes before the same coalesce key, then what changed last.
     domain.create(new(keyed("c", 10, None, Some("c1")))).await?;
     domain.create(new(keyed("d", 11, Some("d2"), Some("c9")))).await?;
-    assert_eq!(domain.create(new(keyed("x", 12, Some("d2"), Some("c1")))).await?.record.id, "d");
+    let both = domain.create(new(keyed("x", 12, Some("d2"), Some("c1")))).await?;
+    assert_eq!(both.record.id, "d", "NOTIF-033");
     assert_eq!(domain.create(new(keyed("x", 13, None, Some("c1")))).await?.record.id, "c");
 
     // NOTIF-034: what is no longer pending is another event, unless a window says otherwise.

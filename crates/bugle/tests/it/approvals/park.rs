@@ -86,6 +86,40 @@ async fn loop_090_the_tools_predicate_comes_first_then_its_word_then_the_runs() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn loop_097_nobody_is_asked_before_the_parked_run_is_durable() {
+    for fails in [false, true] {
+        let (store, gate) = (crate::faulty::Faulty::new(), bugle::model::Gate::new());
+        let script = call_remove("c1", "/a").gate(&gate);
+        let world = super::world_again([script, done()], &Count::default(), store.clone()).await;
+        let mut watcher = world.watch().await;
+        let run = world.send("go").await.run_id.unwrap();
+        gate.reached().await;
+        if fails {
+            store.fail("commit", usize::MAX);
+            gate.open();
+            watcher.until_end_of(&run).await;
+            assert!(!watcher.kinds().contains(&"tool-call-approval"), "{:?}", watcher.kinds());
+            continue;
+        }
+        let hold = store.hold("commit");
+        gate.open();
+        hold.reached().await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut shown = Vec::new();
+        while let Some(bugle::runtime::Delivery::Chunk(chunk)) = watcher.try_next() {
+            shown.push(chunk.chunk.kind().to_owned());
+        }
+        assert!(
+            shown.contains(&"tool-call".to_owned()) && !shown.contains(&"tool-call-approval".to_owned()),
+            "{shown:?}"
+        );
+        hold.open();
+        watcher.until("tool-call-approval").await;
+        assert_eq!(world.parked().await, [run]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn loop_094_no_finish_hook_is_called_for_a_run_that_waits() {
     let finished = Count::default();
     let seen = finished.clone();

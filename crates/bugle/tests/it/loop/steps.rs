@@ -5,13 +5,20 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use async_trait::async_trait;
 use bugle::{
     RunOptions, Tool,
     chunk::{FinishReason, Usage},
     json::{Value, json},
     model::Script,
-    run::StopCondition,
+    processor::{
+        Context, Hook, HookSet, Input, InputStep, LlmRequest, Outcome, OutputStep, Processor, SharedProcessor,
+    },
+    run::{Hooks, StopCondition},
+    scorer::{Score, Scorer, ScorerError, ScorerInput, TaskCompletion, When},
+    subagent::{IterationDecision, IterationHook},
 };
+use parking_lot::Mutex;
 
 use super::{call, echo, prompt, roles, world_with};
 
@@ -234,4 +241,104 @@ async fn loop_173_text_ids_that_are_bare_numbers_become_ids_of_ours() {
     assert_eq!((ids("text-start"), ids("text-start")), (ids("text-delta"), ids("text-end")));
     let ids = ids("text-start");
     assert!(ids[0] != ids[1] && ids.iter().all(|id| id.as_str().unwrap().len() > 8), "{ids:?}");
+}
+
+/// Writes down what happens, in order.
+#[derive(Clone, Default)]
+struct Order(Arc<Mutex<Vec<&'static str>>>);
+
+impl Order {
+    fn note(&self, what: &'static str) {
+        self.0.lock().push(what);
+    }
+}
+
+#[async_trait]
+impl Processor for Order {
+    fn id(&self) -> &'static str {
+        "order"
+    }
+    fn hooks(&self) -> HookSet {
+        HookSet::of(&[Hook::Input, Hook::InputStep, Hook::LlmRequest, Hook::OutputStep])
+    }
+    async fn process_input(&self, _: &mut Context<'_>, input: &mut Input) -> Outcome {
+        if input.mid_run {
+            self.note("signals");
+        }
+        Ok(())
+    }
+    async fn process_input_step(&self, _: &mut Context<'_>, _: &mut InputStep) -> Outcome {
+        self.note("input step");
+        Ok(())
+    }
+    async fn process_llm_request(&self, _: &mut Context<'_>, _: &mut LlmRequest) -> Outcome {
+        self.note("request");
+        Ok(())
+    }
+    async fn process_output_step(&self, _: &mut Context<'_>, _: &mut OutputStep) -> Outcome {
+        self.note("output step");
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Scorer for Order {
+    fn id(&self) -> &'static str {
+        "order"
+    }
+    async fn score(&self, _: &ScorerInput) -> Result<Score, ScorerError> {
+        self.note("scorers");
+        Ok(Score::fail("not yet"))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn loop_025_what_happens_in_an_iteration_has_an_order() {
+    let order = Order::default();
+    let gate = bugle::model::Gate::new();
+    let (in_tool, in_stop, in_hook, in_finish) = (order.clone(), order.clone(), order.clone(), order.clone());
+    let tool = Tool::json("echo", move |_, _| {
+        in_tool.note("tools");
+        async { Ok(json!(1)) }
+    });
+    let stop = StopCondition(Arc::new(move |_| {
+        in_stop.note("stop conditions");
+        false
+    }));
+    let hook = IterationHook::new(move |_| {
+        in_hook.note("iteration hook");
+        async { Ok(IterationDecision::default()) }
+    });
+    let hooks = Hooks { on_step_finish: Some(Arc::new(move |_| in_finish.note("step finish"))), ..Hooks::default() };
+    let completion = TaskCompletion::all(vec![Arc::new(order.clone())]).when(When::Iteration);
+    let processor: SharedProcessor = Arc::new(order.clone());
+    let world = world_with([call(1), call(2).gate(&gate), Script::new().text("never")], |agent| {
+        let agent = agent.tool(tool).is_task_complete(completion);
+        agent.shared_input_processor(processor.clone()).shared_output_processor(processor)
+    })
+    .await;
+    let options = RunOptions {
+        max_steps: Some(2),
+        stop_when: vec![stop],
+        on_iteration_complete: Some(hook),
+        hooks,
+        ..RunOptions::default()
+    };
+    let stream = world.agent.stream(super::input("go"), Some(&world.thread), options).await.unwrap();
+    gate.reached().await;
+    world.send("also").await;
+    gate.open();
+    stream.output().await.unwrap();
+    let first = [
+        "input step",
+        "request",
+        "output step",
+        "tools",
+        "scorers",
+        "stop conditions",
+        "iteration hook",
+        "step finish",
+    ];
+    let second = ["input step", "request", "output step", "tools", "signals", "iteration hook", "step finish"];
+    assert_eq!(*order.0.lock(), [&first[..], &second].concat());
 }

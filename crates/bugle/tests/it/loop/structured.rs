@@ -106,3 +106,17 @@ async fn loop_024_a_run_cut_at_the_limit_is_not_checked_against_the_schema() {
     let ran = world.run_with("go", options).await;
     assert_eq!((ran.output.error, ran.output.object), (None, None));
 }
+
+#[tokio::test(start_paused = true)]
+async fn loop_150_its_options_are_read_from_json_and_the_instructions_reach_the_model() {
+    let structured_output = serde_json::from_value(json!({
+        "schema": number(), "instructions": "Count well.", "jsonPromptInjection": "inline",
+        "errorStrategy": "fallback", "fallbackValue": {"n": 7},
+    }));
+    let options = RunOptions { structured_output: Some(structured_output.unwrap()), ..RunOptions::default() };
+    let world = world_with([Script::new().text("no idea")], |agent| agent).await;
+    let ran = world.run_with("go", options).await;
+    assert_eq!(ran.output.object, Some(json!({"n": 7})));
+    let asked = world.asked(0).pop().unwrap();
+    assert!(asked.contains("Count well.\n") && asked.contains("JSON Schema"), "{asked}");
+}

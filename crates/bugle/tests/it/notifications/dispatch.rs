@@ -6,7 +6,7 @@ use bugle::{
     ThreadKey,
     chunk::{ChunkBody, Payload},
     json::json,
-    model::ScriptedModel,
+    model::{Gate, Script, ScriptedModel},
     notification::{InboxAction, NewNotification, NotificationOptions},
     storage::{MemoryStorage, NewRecord, NotificationRecord, SharedStorage},
 };
@@ -120,6 +120,33 @@ async fn notif_068_records_of_a_busy_thread_are_in_nobodys_way() {
         .into_iter()
         .filter(|record| record.priority == "high" && record.status != "delivered");
     assert_eq!(left.count(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_069_each_record_looks_at_the_thread_anew() {
+    let (first, second) = (Gate::new(), Gate::new());
+    let model = ScriptedModel::with_responses([
+        Script::new().text("busy").gate(&first),
+        "the summary".into(),
+        Script::new().text("woken").gate(&second),
+        "the other".into(),
+    ]);
+    let world = world(model).await;
+    world.send("hi").await;
+    first.reached().await;
+    let batch = ["one", "two"].map(|summary| event("high", summary)).to_vec();
+    world.agent.send_notifications(batch).await.unwrap();
+    first.open();
+    second.reached().await;
+    pass(5).await;
+    let statuses = async || records(&world.storage).await.into_iter().map(|one| one.status).collect::<Vec<_>>();
+    let mut told = statuses().await;
+    told.sort();
+    assert_eq!(told, ["delivered", "pending"], "the first has woken the thread, the second waits");
+    second.open();
+    pass(300).await;
+    assert_eq!(statuses().await, ["delivered", "delivered"]);
+    assert_eq!(world.model.requested(), 4);
 }
 
 #[tokio::test(start_paused = true)]

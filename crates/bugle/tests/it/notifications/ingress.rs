@@ -1,11 +1,11 @@
 //! What happens when a notification comes in (NOTIF §2, §4, §9).
 
 use bugle::{
-    Error,
+    Error, RunOptions,
     chunk::ChunkBody,
     json::json,
     model::{Gate, Script, ScriptedModel},
-    notification::{DeliveryAction, DeliveryPolicy, NotificationOptions},
+    notification::{Decision, DeliveryAction, DeliveryPolicy, NotificationOptions},
     runtime::Action,
     storage::{NotificationQuery, SharedStorage},
 };
@@ -28,7 +28,7 @@ pub(super) async fn busy(answers: &[&str]) -> (World, Gate) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn notif_040_every_cell_of_the_table() {
+async fn notif_014_040_every_cell_of_the_table() {
     // priority, active, action, status, what is sent, the outcome
     for (priority, active, action, status, tag, outcome) in [
         ("urgent", false, DeliveryAction::Deliver, "delivered", Some("notification"), Some(Action::Wake)),
@@ -212,4 +212,95 @@ async fn ruling_33_a_rolled_back_notification_is_told_again() {
     let texts = world.texts().await;
     assert_eq!(texts.iter().filter(|text| *text == "CI failed").count(), 1, "{texts:?}");
     assert!(texts.iter().position(|text| text == "CI failed") > texts.iter().position(|text| text == "forget that"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_013_a_lease_that_another_process_holds_makes_a_thread_active() {
+    let world = world(ScriptedModel::with_responses(["never"])).await;
+    let reason = async |storage: &World| {
+        let notified = storage.agent.send_notification(event("low", "CI failed")).await.unwrap();
+        notified.decision.reason.unwrap()
+    };
+    assert_eq!(reason(&world).await, "idle-low-summary");
+    let claim = bugle::storage::LeaseClaim::new("somebody else", std::time::Duration::from_secs(30));
+    world.storage.acquire_lease(&world.thread, &claim).await.unwrap();
+    assert_eq!(reason(&world).await, "active-batch-summary");
+    world.storage.release_lease(&world.thread, "somebody else", None).await.unwrap();
+    assert_eq!(reason(&world).await, "idle-low-summary");
+}
+
+/// Options of a run that show in its prompt.
+fn saying(text: &str) -> Option<Box<RunOptions>> {
+    let instructions = Some(bugle::run::Texts::One(text.to_owned()));
+    Some(Box::new(RunOptions { instructions, ..RunOptions::default() }))
+}
+
+fn system(world: &World, n: usize) -> String {
+    json!(world.model.requests()[n].prompt)[0]["content"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_017_a_woken_run_has_the_senders_options_or_else_the_policys() {
+    let policy = DeliveryPolicy::new()
+        .otherwise(Decision { stream_options: saying("the policy's"), ..Decision::from(DeliveryAction::Deliver) });
+    for (given, told) in [(None, "the policy's"), (saying("the sender's"), "the sender's")] {
+        let model = ScriptedModel::with_responses(["woken"]);
+        let policy = policy.clone();
+        let world = world_with(model, NotificationOptions::default(), |agent| agent.notifications(policy)).await;
+        let mut watcher = world.watch().await;
+        let mut event = event("high", "CI failed");
+        event.if_idle.options = given;
+        world.agent.send_notification(event).await.unwrap();
+        watcher.until("finish").await;
+        assert_eq!(system(&world, 0), told);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_042_the_dispatcher_asks_again_for_options_only() {
+    for (again, told) in [
+        (
+            Ok(Some(Decision { stream_options: saying("asked again"), ..Decision::from(DeliveryAction::Discard) })),
+            "asked again",
+        ),
+        (Err("no idea".to_owned()), "You are plain."),
+    ] {
+        let asked = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = asked.clone();
+        let policy = DeliveryPolicy::new().decide(move |_| {
+            let first = count.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
+            let answer = if first { Ok(Some(Decision::from(DeliveryAction::Defer))) } else { again.clone() };
+            async move { answer }
+        });
+        let model = ScriptedModel::with_responses(["woken"]);
+        let world = world_with(model, NotificationOptions::default(), |agent| agent.notifications(policy)).await;
+        let id = world.agent.send_notification(event("high", "CI failed")).await.unwrap().record.id;
+        super::pass(120).await;
+        assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 2);
+        assert_eq!(record(&world.storage, &id).await.status, "delivered", "the action of the second answer is nothing");
+        assert_eq!(system(&world, 0), told);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_056_a_plain_signal_of_that_type_goes_past_the_inbox() {
+    let world = world(ScriptedModel::with_responses(["woken"])).await;
+    let signal = bugle::SignalInput::new("notification", "CI failed");
+    let mut sent = world.agent.send_signal(&world.thread, signal).await.unwrap();
+    assert_eq!(sent.accepted().await.unwrap().action, Action::Wake);
+    super::pass(120).await;
+    assert_eq!(world.texts().await, ["CI failed", "woken"]);
+    assert_eq!(records(&world.storage).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_084_a_run_that_fails_has_got_its_notification() {
+    let world = world(ScriptedModel::with_responses([Script::new().fail_with(400, "no"), "next".into()])).await;
+    let mut watcher = world.watch().await;
+    let id = world.agent.send_notification(event("high", "CI failed")).await.unwrap().record.id;
+    watcher.until("error").await;
+    super::pass(600).await;
+    let record = record(&world.storage, &id).await;
+    assert_eq!((record.status.as_str(), record.delivery_attempts), ("delivered", 0));
+    assert_eq!(world.model.requested(), 1, "it is not sent again");
 }

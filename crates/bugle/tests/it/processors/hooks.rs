@@ -138,7 +138,7 @@ impl Processor for Counting {
 }
 
 #[tokio::test(start_paused = true)]
-async fn proc_030_state_is_shared_by_all_hooks_of_an_id_and_fresh_in_each_run() {
+async fn proc_030_032_state_is_shared_by_all_hooks_of_an_id_and_fresh_in_each_run() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let processor: SharedProcessor = Arc::new(Counting(seen.clone()));
     let world = world_with([call(1), "a".into(), "b".into()], |agent| {
@@ -301,7 +301,7 @@ async fn proc_012_hooks_that_leave_all_alone_change_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn proc_044_sig_240_input_during_step_hooks_prepares_the_same_step_again() {
+async fn loop_034_proc_044_sig_240_input_during_step_hooks_prepares_the_same_step_again() {
     struct Slow(Arc<Notify>, Arc<Notify>, Spy);
     #[async_trait]
     impl Processor for Slow {
@@ -417,4 +417,47 @@ async fn sig_208_input_hooks_change_signals_and_leave_them_out() {
     assert_eq!(world.texts().await, ["my ***", "a", "*** too", "gone", "b"]);
     let system = json!(world.model.requests()[1].prompt[1]);
     assert_eq!(system["content"], "Be careful.", "of the whole run");
+}
+
+#[tokio::test(start_paused = true)]
+async fn proc_001_a_processor_is_called_in_the_hooks_it_has_and_in_no_others() {
+    for hook in ALL.iter().copied().filter(|hook| *hook != Hook::ApiError) {
+        let (one, none) = (Spy::new("one", &[hook]), Spy::new("none", &[]));
+        let shared: [SharedProcessor; 2] = [Arc::new(one.clone()), Arc::new(none.clone())];
+        let world = world_with([call(1), "done".into()], |agent| {
+            shared.into_iter().fold(agent.tool(echo()), |agent, processor| {
+                agent.shared_input_processor(processor.clone()).shared_output_processor(processor)
+            })
+        })
+        .await;
+        assert_eq!(world.run("hi").await.output.text, "done");
+        let name = format!("one.{}", hook.name());
+        assert!(one.count(hook) > 0 && one.logged().iter().all(|line| line.starts_with(&name)), "{:?}", one.logged());
+        assert!(none.logged().is_empty(), "{:?}", none.logged());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn loop_052_proc_043_the_calls_prepare_step_comes_last_and_holds_for_one_step() {
+    let other = ScriptedModel::with_responses(["done"]).named("scripted", "other");
+    let (named, seen) = (other.clone(), Arc::new(Mutex::new(Vec::new())));
+    let kept = seen.clone();
+    let prepare = PrepareStep(Arc::new(move |step: &mut InputStep| {
+        kept.lock().push((step.system.len(), step.active_tools.clone()));
+        if step.active_tools.is_some() {
+            step.models = vec![ModelEntry { model: Arc::new(named.clone()), max_retries: None }];
+            step.active_tools = None;
+            step.tool_choice = Some(ToolChoiceOption::Mode(ToolChoiceMode::Required));
+            step.model_settings.temperature = Some(0.2);
+        }
+    }));
+    let shaping = Shaping(1, ScriptedModel::new());
+    let world = world_with([call(1)], |agent| agent.tool(echo()).input_processor(shaping)).await;
+    let ran = world.run_with("hi", RunOptions { prepare_step: Some(prepare), ..RunOptions::default() }).await;
+    assert_eq!(ran.output.text, "done");
+    assert_eq!(*seen.lock(), [(1, None), (2, Some(vec![]))], "it sees what processors have made of the step");
+    let (first, second) = (&world.model.requests()[0], &other.requests()[0]);
+    assert_eq!((first.settings.temperature, second.settings.temperature), (None, Some(0.2)));
+    assert_eq!((first.tools.len(), second.tools.len()), (1, 1));
+    assert_eq!(second.tool_choice, bugle::model::ToolChoice::Required);
 }

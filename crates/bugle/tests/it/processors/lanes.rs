@@ -81,7 +81,7 @@ async fn states(world: &World) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn state_050_054_055_a_state_is_told_once_and_stays_in_view() {
+async fn state_014_050_054_055_a_state_is_told_once_and_stays_in_view() {
     let lane = Told::new("editor", |_, _| Ok(Some(snapshot("editor", "open main.rs"))));
     let world =
         world_with([call(1), "done".into(), "again".into()], |agent| agent.tool(echo()).input_processor(lane.clone()))
@@ -106,11 +106,16 @@ async fn state_050_054_055_a_state_is_told_once_and_stays_in_view() {
     let row = stored.iter().find(|row| row.kind.as_deref() == Some("state")).unwrap();
     let shown = &ran.all("data-signal")[0]["data"];
     let meta = json!(row.content.metadata)["signal"].clone();
+    let chunk = &ran.all("data-signal")[0];
+    assert_eq!((&chunk["type"], &chunk["transient"]), (&json!("data-signal"), &json!(true)), "STATE-011");
+    assert_eq!((&shown["id"], &shown["type"]), (&json!(row.id), &json!("state")), "STATE-011");
+    assert_eq!((&shown["tagName"], &shown["contents"]), (&json!("state"), &json!("open main.rs")), "STATE-011");
+    assert_eq!(shown["metadata"]["state"]["cacheKey"], "open main.rs", "STATE-011");
     assert_eq!((&shown["createdAt"], &shown["acceptedAt"]), (&meta["createdAt"], &meta["acceptedAt"]));
 }
 
 #[tokio::test(start_paused = true)]
-async fn state_022_030_versions_of_snapshots_and_deltas() {
+async fn state_015_022_030_versions_of_snapshots_and_deltas() {
     let keys = ["s1", "s1", "d1", "s2", "s1"];
     let lane = Told::new("a", move |_, n| {
         let key = keys[n];
@@ -120,6 +125,13 @@ async fn state_022_030_versions_of_snapshots_and_deltas() {
     let world = world_with(scripts, |agent| agent.tool(echo()).input_processor(lane)).await;
     world.run_with("hi", RunOptions { max_steps: Some(9), ..RunOptions::default() }).await;
     assert_eq!(states(&world).await, ["s1", "d1", "s2", "s1"]);
+    let shown = ["s1", "d1", "s2", "s1"].map(|key| format!("<state>{key}</state>"));
+    assert_eq!(world.asked(4)[1..], shown, "STATE-015: what is superseded stays");
+    let prompts: Vec<Value> = world.model.requests().iter().map(crate::r#loop::prompt).collect();
+    for pair in prompts.windows(2) {
+        let (earlier, later) = (pair[0].as_array().unwrap(), pair[1].as_array().unwrap());
+        assert!(later.starts_with(earlier), "STATE-015: nothing is rewritten");
+    }
     let tracking = tracked(&world, "a").await.unwrap();
     assert_eq!((&tracking["version"], &tracking["currentCacheKey"]), (&json!(4), &json!("s1")));
 }
@@ -205,6 +217,72 @@ async fn state_058_059_a_failing_lane_does_not_end_the_run_a_tripwire_does() {
     let world = world_with(["never"], |agent| agent.input_processor(tripping)).await;
     let ran = world.run("hi").await;
     assert_eq!(ran.payload("tripwire")["reason"], "stop");
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_033_071_a_delta_needs_no_snapshot_and_all_deltas_are_told() {
+    let lane = Told::new("a", |_, n| Ok((n < 2).then(|| delta("a", ["d1", "d2"][n]))));
+    let world =
+        world_with([call(1), call(2), "done".into()], |agent| agent.tool(echo()).input_processor(lane.clone())).await;
+    world.run("hi").await;
+    assert_eq!(states(&world).await, ["d1", "d2"]);
+    let tracking = tracked(&world, "a").await.unwrap();
+    assert_eq!((&tracking["version"], tracking.get("lastSnapshotSignalId")), (&json!(2), None));
+    let views = lane.views.lock();
+    let last = views.last().unwrap();
+    assert_eq!((last.has_snapshot, last.last_snapshot.is_none()), (false, true));
+    assert_eq!(last.deltas.iter().map(|one| one.cache_key.as_str()).collect::<Vec<_>>(), ["d1", "d2"]);
+}
+
+/// A lane under another name than the processor's.
+struct Named(Option<&'static str>);
+
+#[async_trait]
+impl Processor for Named {
+    fn id(&self) -> &'static str {
+        "processor"
+    }
+    fn state_id(&self) -> &'static str {
+        "lane"
+    }
+    fn hooks(&self) -> HookSet {
+        HookSet::of(&[Hook::State])
+    }
+    async fn compute_state_signal(&self, _: &mut Context<'_>, view: &LaneView) -> Outcome<Option<StateInput>> {
+        assert_eq!(view.lane, "lane");
+        Ok(Some(StateInput { id: self.0.map(str::to_owned), ..snapshot("", "k") }))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_052_a_lane_is_called_as_its_processor_says_and_no_other_is_written() {
+    for (returned, stored) in [(None, 1), (Some("lane"), 1), (Some("other"), 0)] {
+        let world = world_with(["done"], |agent| agent.input_processor(Named(returned))).await;
+        assert_eq!(world.run("hi").await.output.text, "done");
+        assert_eq!(states(&world).await.len(), stored, "{returned:?}");
+        assert_eq!(tracked(&world, "lane").await.is_some(), stored == 1, "{returned:?}");
+        for lane in ["processor", "other"] {
+            assert_eq!(tracked(&world, lane).await, None, "{returned:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_060_more_lanes_ask_no_more_of_the_store() {
+    const LANES: [&str; 4] = ["a", "b", "c", "d"];
+    let mut calls = Vec::new();
+    for count in [1, LANES.len()] {
+        let store = crate::faulty::Faulty::new();
+        let model = ScriptedModel::with_responses([call(1), "done".into()]);
+        let agent = LANES[..count].iter().fold(builder("plain", &model).tool(echo()), |agent, lane| {
+            agent.input_processor(Told::new(lane, move |_, n| Ok(Some(snapshot(lane, &n.to_string())))))
+        });
+        let world = crate::support::world_on(model, [agent.build().unwrap()], store.clone()).await;
+        world.run("hi").await;
+        assert_eq!(tracked(&world, LANES[count - 1]).await.unwrap()["version"], 2);
+        calls.push(store.calls());
+    }
+    assert_eq!(calls[0], calls[1]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -308,7 +386,7 @@ async fn state_099_the_generic_lane_decides_what_is_said() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn state_083_an_external_state_joins_a_run_and_its_processor_sees_it() {
+async fn state_053_083_an_external_state_joins_a_run_and_its_processor_sees_it() {
     let gate = Gate::new();
     let lane = Told::new("a", |_, n| Ok((n == 0).then(|| snapshot("a", "mine"))));
     let scripts = [Script::new().call("echo", json!({})).gate(&gate), "done".into()];
@@ -323,6 +401,8 @@ async fn state_083_an_external_state_joins_a_run_and_its_processor_sees_it() {
     {
         let views = lane.views.lock();
         let last = views.last().unwrap();
+        assert_eq!((last.lane.as_str(), &last.thread), ("a", &world.thread), "STATE-053");
+        assert_eq!((views[0].active.len(), views[0].tracking.is_some()), (0, false), "STATE-053");
         assert_eq!(last.tracking.as_ref().unwrap().version, 2);
         assert_eq!(last.active.iter().map(|signal| signal.cache_key.as_str()).collect::<Vec<_>>(), ["mine", "theirs"]);
     }

@@ -11,7 +11,7 @@ use super::{ALL, Act, Spy};
 use crate::r#loop::{call, echo, world_with};
 
 #[tokio::test(start_paused = true)]
-async fn proc_081_082_echo_order_and_stored_order() {
+async fn proc_080_081_082_echo_order_and_stored_order() {
     let spy = Spy::new("p", &ALL).deciding(|hook, n| match (hook, n) {
         (Hook::InputStep, 0) => Some(Act::Signal("remind 0")),
         (Hook::InputStep, 1) => Some(Act::Signal("remind 1")),
@@ -129,7 +129,7 @@ async fn proc_085_data_chunks_for_clients() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_209_proc_045_a_processors_signal_does_not_interrupt_its_own_request() {
+async fn loop_033_sig_209_proc_045_a_processors_signal_does_not_interrupt_its_own_request() {
     let spy = Spy::new("p", &ALL).deciding(|hook, _| (hook == Hook::InputStep).then_some(Act::Signal("context")));
     let world = world_with(["done"], |agent| agent.input_processor(spy.clone())).await;
     let mut watcher = world.watch().await;

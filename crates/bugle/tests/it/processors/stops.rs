@@ -7,10 +7,10 @@ use std::sync::{
 
 use bugle::{
     RunOptions, Tool,
-    chunk::FinishReason,
+    chunk::{Chunk, FinishReason},
     json::{Value, json},
     model::Script,
-    processor::{Hook, OnError},
+    processor::{Chunks, Context, Hook, HookSet, Input, OnError, Outcome, Processor, ProcessorError},
 };
 
 use super::{ALL, Act, Spy};
@@ -33,7 +33,7 @@ fn ends(ran: &Ran) -> Vec<&str> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn proc_051_057_a_tripwire_means_the_same_in_every_hook() {
+async fn proc_006_051_057_a_tripwire_means_the_same_in_every_hook() {
     // Two steps: a call, an answer. The hook trips in its last call of the run.
     for (hook, call_number) in [
         (Hook::Input, 0),
@@ -266,4 +266,74 @@ async fn proc_062_the_hook_runs_before_the_next_model_and_a_retry_stays() {
         let ran = world.run("hi").await;
         assert_eq!((ran.output.text.as_str(), world.model.requested(), spy.count(Hook::ApiError)), (text, first, 1));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn proc_050_a_tripwire_names_its_processor_and_later_ones_do_not_run() {
+    struct Silent;
+    #[async_trait::async_trait]
+    impl Processor for Silent {
+        fn id(&self) -> &'static str {
+            "silent"
+        }
+        fn hooks(&self) -> HookSet {
+            HookSet::of(&[Hook::Input])
+        }
+        async fn process_input(&self, _: &mut Context<'_>, _: &mut Input) -> Outcome {
+            Err(ProcessorError::tripwire(""))
+        }
+    }
+    let (before, after) = (Spy::new("before", &[Hook::Input]), Spy::new("after", &[Hook::Input]));
+    let world = world_with(["never"], |agent| {
+        agent.input_processor(before.clone()).input_processor(Silent).input_processor(after.clone())
+    })
+    .await;
+    let ran = world.run("hi").await;
+    assert_eq!(
+        ran.payload("tripwire"),
+        json!({"reason": "stopped by processor silent", "retry": false, "processorId": "silent"})
+    );
+    assert_eq!((before.count(Hook::Input), after.count(Hook::Input), world.model.requested()), (1, 0, 0));
+    for hook in [Hook::InputStep, Hook::LlmRequest] {
+        let guard = Spy::new("guard", &ALL).acting(hook, 0, Act::Trip);
+        let after = Spy::new("after", &ALL);
+        let world = world_with(["never"], |agent| agent.input_processor(guard).input_processor(after.clone())).await;
+        world.run("hi").await;
+        assert_eq!((after.count(Hook::Input), after.count(hook)), (1, 0), "{}", hook.name());
+    }
+    for hook in [Hook::OutputStream, Hook::OutputStep, Hook::OutputResult] {
+        let guard = Spy::new("guard", &ALL).acting(hook, 0, Act::Trip);
+        let after = Spy::new("after", &ALL);
+        let world = world_with(["answer"], |agent| agent.output_processor(guard).output_processor(after.clone())).await;
+        world.run("hi").await;
+        assert_eq!(after.count(hook), 0, "{}", hook.name());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn proc_063_stream_hooks_see_an_error_once_it_is_final_and_cannot_swallow_it() {
+    struct Mute(Spy);
+    #[async_trait::async_trait]
+    impl Processor for Mute {
+        fn id(&self) -> &'static str {
+            "mute"
+        }
+        fn hooks(&self) -> HookSet {
+            HookSet::of(&[Hook::OutputStream])
+        }
+        async fn process_output_stream(&self, cx: &mut Context<'_>, chunk: Chunk, _: &mut Chunks) -> Outcome {
+            self.0.process_output_stream(cx, chunk, &mut Chunks::default()).await
+        }
+    }
+    let spy = Spy::new("spy", &ALL);
+    let retry = Spy::new("retry", &[Hook::ApiError]).acting(Hook::ApiError, 0, Act::Retry);
+    let world = world_with([refusing(), refusing()], |agent| {
+        agent.error_processor(retry).max_processor_retries(1).output_processor(Mute(spy.clone()))
+    })
+    .await;
+    let ran = world.run("hi").await;
+    assert_eq!(spy.logged().last().unwrap(), "spy.processOutputStream error", "{:?}", spy.logged());
+    let seen = spy.logged().iter().filter(|line| line.ends_with(" error")).count();
+    assert_eq!((world.model.requested(), seen, ran.all("error").len()), (2, 1, 1), "{:?}", spy.logged());
+    assert_eq!(ran.output.finish_reason, FinishReason::Error);
 }

@@ -26,7 +26,7 @@ fn step_finishes(ran: &Ran) -> Vec<Value> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sco_030_sco_045_sco_048_the_check_comes_after_the_text_and_before_step_finish() {
+async fn sco_030_sco_040_sco_045_sco_048_the_check_comes_after_the_text_and_before_step_finish() {
     let completion = TaskCompletion::all(vec![holds("DONE")]);
     let world = world_with(["not yet", "all DONE"], |agent| agent.is_task_complete(completion)).await;
     let ran = world.run("work").await;

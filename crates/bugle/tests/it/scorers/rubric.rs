@@ -13,7 +13,7 @@ use super::{checks, judge_of, passed, verdict};
 use crate::{r#loop::world_with, support::user_texts};
 
 #[tokio::test(start_paused = true)]
-async fn sco_060_sco_069_sco_070_the_loop_goes_on_until_the_required_criteria_are_met() {
+async fn sco_060_sco_061_sco_069_sco_070_the_loop_goes_on_until_the_required_criteria_are_met() {
     let (judge, model) = judge_of([
         verdict(&[("1", true), ("2", false), ("3", false)]),
         verdict(&[("1", true), ("2", true), ("3", false)]),

@@ -28,7 +28,7 @@ fn slow_tool() -> (Tool, tokio::sync::mpsc::UnboundedReceiver<tokio::sync::onesh
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_202_sig_161_input_waits_for_the_whole_batch_of_tools() {
+async fn loop_031_sig_202_sig_161_input_waits_for_the_whole_batch_of_tools() {
     let (tool, mut called) = slow_tool();
     let model = ScriptedModel::with_responses([
         Script::new().call("slow", json!({"n": 1})).call("slow", json!({"n": 2})),
@@ -65,7 +65,7 @@ async fn at_the_limit(on_step_limit: OnStepLimit) -> (World, Gate) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_203_at_the_step_limit_input_is_stored_echoed_and_named_as_unanswered() {
+async fn loop_029_sig_203_at_the_step_limit_input_is_stored_echoed_and_named_as_unanswered() {
     let (world, gate) = at_the_limit(OnStepLimit::Save).await;
     let mut watcher = world.watch().await;
     let run = world.send("hi").await.run_id.unwrap();

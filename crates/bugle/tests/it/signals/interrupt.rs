@@ -119,7 +119,7 @@ async fn sig_226_a_response_of_reasoning_only_that_has_ended_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_237_five_interrupts_in_a_row_are_one_step() {
+async fn loop_032_loop_036_sig_237_five_interrupts_in_a_row_are_one_step() {
     let gates: Vec<Gate> = (0..5).map(|_| Gate::new()).collect();
     let thinking = gates.iter().map(|gate| Script::new().think("hmm").gate(gate).text("never"));
     let model = ScriptedModel::with_responses(thinking.chain(["answer".into()]).collect::<Vec<Script>>());
@@ -226,7 +226,7 @@ async fn sig_223_input_taken_at_a_boundary_does_not_cancel_the_next_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_221_queued_persisted_and_discarded_input_does_not_interrupt() {
+async fn loop_033_sig_221_queued_persisted_and_discarded_input_does_not_interrupt() {
     let gate = Gate::new();
     let model = ScriptedModel::with_responses([Script::new().think("hmm").gate(&gate).text("a"), "b".into()]);
     let world = world(model).await;

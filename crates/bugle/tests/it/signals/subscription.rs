@@ -96,7 +96,7 @@ async fn sig_336_a_run_goes_on_although_nobody_reads() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_508_a_slow_subscriber_is_told_and_gets_merged_deltas() {
+async fn loop_205_sig_508_a_slow_subscriber_is_told_and_gets_merged_deltas() {
     let gate = Gate::new();
     let script = deltas(1).gate(&gate);
     let script = (1..3000)

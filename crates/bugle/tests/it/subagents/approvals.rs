@@ -248,6 +248,62 @@ async fn sub_127_a_new_process_answers_and_sub_134_its_hooks_apply() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn sub_080_the_complete_hook_is_called_once_after_the_resume_and_not_on_suspension() {
+    let done = Arc::new(Mutex::new(Vec::new()));
+    let kept = done.clone();
+    let delegation = Delegation::default().on_delegation_complete(move |complete| {
+        kept.lock().push((complete.tool_call_id, complete.success));
+        async { Ok(CompleteDecision::default()) }
+    });
+    let case = Case::new(
+        vec![to_explorer("clean up"), Script::new().call_as("c2", "agent-explorer", r#"{"prompt":"b"}"#), "ok".into()],
+        vec![delete_call("d1", "/x"), Script::from("removed"), Script::new().fail_with(400, "boom")],
+        delegation,
+    )
+    .await;
+    let run_id = case.pair.generate("hi").await.run_id;
+    assert_eq!(*done.lock(), []);
+    let (_, output) = case.resume(&run_id, Decision::approve(Some("c1"))).await;
+    assert_eq!(output.text, "ok");
+    assert_eq!(*done.lock(), [("c1".to_owned(), true), ("c2".to_owned(), false)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sub_161_approvals_inside_a_subagent_do_not_make_the_parents_turn_sequential() {
+    use bugle::run::ToolStrategy;
+    let both = || {
+        Script::new().call_as("c1", "agent-explorer", r#"{"prompt":"a"}"#).call_as(
+            "c2",
+            "agent-explorer",
+            r#"{"prompt":"b"}"#,
+        )
+    };
+    let slow = || Script::new().wait(std::time::Duration::from_secs(5)).text("found");
+    let never = || Tool::json("own", |_, _: ToolContext| async { Ok::<Value, ToolError>(json!(1)) });
+    let options = |strategy| RunOptions { tool_strategy: Some(strategy), ..RunOptions::default() };
+    let all = RunOptions { require_tool_approval: Some(true), ..options(ToolStrategy::Called) };
+    for (what, own, options, seconds) in [
+        ("the subagent's tools ask", Approval::None, options(ToolStrategy::Available), 5),
+        ("a tool of the parent asks", Approval::Always, options(ToolStrategy::Available), 10),
+        ("it is not called", Approval::Always, options(ToolStrategy::Called), 5),
+        ("the run asks for everything", Approval::None, all, 10),
+    ] {
+        let (parent, child) = (scripted(vec![both(), Script::from("ok")]), scripted(vec![slow(), slow()]));
+        let lead = Case::build(&parent, &child, &Count::default(), Delegation::default());
+        let pair = pair_on(lead.tool(never().with_approval(own)), parent, child, Arc::new(MemoryStorage::new())).await;
+        let began = tokio::time::Instant::now();
+        let mut output = pair.generate_with("hi", options).await;
+        while output.finish_reason == FinishReason::Suspended {
+            let call = output.suspend_payload.as_ref().unwrap()["toolCallId"].as_str().unwrap().to_owned();
+            let decision = Decision::approve(Some(&call));
+            let run = pair.world.agent.resume_generate(&output.run_id, decision, RunOptions::default());
+            output = run.await.unwrap();
+        }
+        assert_eq!((output.text.as_str(), began.elapsed().as_secs()), ("ok", seconds), "{what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn sub_077_a_rejection_on_resume_ends_the_delegation() {
     let first = Case::new(vec![to_explorer("clean up")], vec![delete_call("d1", "/x")], Delegation::default()).await;
     let run_id = first.pair.generate("hi").await.run_id;

@@ -8,10 +8,12 @@ use bugle::{
     chunk::{FinishReason, Usage},
     json::{Value, json},
     message::{Role, ToolState},
-    model::{Script, ScriptedModel, ToolOutput},
-    subagent::{Delegation, SubAgent, SubRun, Task, ThreadScope},
+    model::{Script, ScriptedModel, ToolChoice, ToolOutput},
+    run::{ToolChoiceOption, ToolLiteral},
+    subagent::{CompleteDecision, Delegation, SubAgent, SubRun, Task, ThreadScope},
     tool::{ToolContext, ToolError},
 };
+use parking_lot::Mutex;
 
 use super::{delegating, explorer, input, lead, memory, outputs, pair, pair_of, scripted, spoken, to_explorer};
 use crate::support::{builder, world_of};
@@ -46,7 +48,9 @@ async fn sub_001_sub_020_sub_021_a_delegation_is_a_call_and_its_text_is_the_resu
         json!([{"toolName": "grep", "toolCallId": "g1", "args": {"q": "refresh"}, "result": {"hits": 2}}])
     );
     assert!(result["subAgentThreadId"].as_str().unwrap().starts_with("thread-"));
-    assert_eq!(result["subAgentResourceId"], "user-explorer");
+    assert_eq!(result["subAgentResourceId"], "user-explorer", "SUB-041");
+    assert!(pair.world.bugle.agent("explorer-agent").is_err(), "SUB-008: it is not registered");
+    assert_eq!(pair.sub_messages(&result).await.len(), 2, "SUB-008: and shares the parent's store");
     assert!(result.get("ref").is_none() && result.get("subAgentPendingToolCalls").is_none());
 }
 
@@ -71,12 +75,15 @@ async fn sub_130_a_delegation_that_has_ended_leaves_no_task() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sub_002_sub_004_sub_010_the_tool_is_offered_with_description_and_schema() {
+async fn sub_002_sub_004_sub_009_sub_010_the_tool_is_offered_with_description_and_schema() {
     let (parent, child) = (scripted(vec![Script::from("ok")]), scripted(vec![]));
     let silent = Agent::builder("silent").model(Arc::new(child.clone())).build().unwrap();
     let lead = lead(&parent).agent("explorer", explorer(&child).build().unwrap()).agent("my tool", silent);
+    let (warnings, _guard) = crate::support::warnings();
     let pair = pair_of(lead, parent, child).await;
     pair.generate("hi").await;
+    let warned = warnings.containing("has no description");
+    assert!(warned.len() == 1 && warned[0].contains("my tool"), "SUB-009: once, for the one without: {warned:?}");
     let tools = pair.parent.requests()[0].tools.clone();
     let told: Vec<_> = tools.iter().map(|tool| (tool.name.as_str(), tool.description.as_deref().unwrap())).collect();
     assert_eq!(told, [("agent-explorer", "Finds things."), ("agent-my_tool", "Agent: my tool")]);
@@ -104,6 +111,23 @@ async fn sub_005_an_agent_tool_replaces_a_tool_of_its_name() {
     let pair = pair_of(lead, parent, child).await;
     pair.generate("hi").await;
     assert_eq!(pair.told(1), ["me"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sub_006_active_tools_and_tool_choice_apply_to_agent_tools() {
+    let (parent, child) = (scripted(vec![to_explorer("go"), Script::from("ok"), Script::from("ok")]), scripted(vec![]));
+    let lead = lead(&parent).tool(grep()).agent("explorer", explorer(&child).build().unwrap());
+    let pair = pair_of(lead, parent, child).await;
+    let only = |name: &str| RunOptions { active_tools: Some(vec![name.to_owned()]), ..RunOptions::default() };
+    pair.generate_with("hi", only("grep")).await;
+    assert!(pair.told(1)[0].contains("\"agent-explorer\" not found"), "{:?}", pair.told(1));
+    assert_eq!(pair.child.requested(), 0);
+    let must = ToolChoiceOption::Tool { kind: ToolLiteral::Tool, tool_name: "agent-explorer".into() };
+    pair.generate_with("hi", RunOptions { tool_choice: Some(must), ..only("agent-explorer") }).await;
+    let requests = pair.parent.requests();
+    let offered = |n: usize| requests[n].tools.iter().map(|tool| tool.name.clone()).collect::<Vec<_>>();
+    assert_eq!((offered(0), offered(2)), (vec!["grep".to_owned()], vec!["agent-explorer".to_owned()]));
+    assert_eq!(requests[2].tool_choice, ToolChoice::Tool("agent-explorer".into()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,7 +233,7 @@ async fn sub_031_sub_034_instructions_are_added_and_the_parents_only_on_request(
 }
 
 #[tokio::test(start_paused = true)]
-async fn sub_036_the_parents_options_stay_with_the_parent() {
+async fn sub_036_sub_097_the_parents_options_stay_with_the_parent() {
     let pair =
         pair(vec![to_explorer("go"), Script::from("ok")], vec![Script::from("found")], Delegation::default()).await;
     let options = RunOptions {
@@ -247,6 +271,22 @@ async fn sub_040_to_046_each_delegation_has_a_thread_of_its_own_with_prompt_and_
         assert_eq!(stored[0].joined_text(), call.args["prompt"].as_str().unwrap());
     }
     assert!(!pair.world.texts().await.iter().any(|text| text == "one"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn sub_041_without_a_parent_resource_each_delegation_has_one_of_its_own() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let kept = seen.clone();
+    let delegation = Delegation::default().on_delegation_complete(move |done| {
+        kept.lock().push(done.result.sub_agent_resource_id);
+        async { Ok(CompleteDecision::default()) }
+    });
+    let scripts = vec![to_explorer("one"), to_explorer("two"), Script::from("ok")];
+    let pair = pair(scripts, vec![Script::from("a"), Script::from("b")], delegation).await;
+    pair.world.agent.generate(input("hi"), None, RunOptions::default()).await.unwrap();
+    let seen = seen.lock();
+    assert!(seen.len() == 2 && seen.iter().all(|resource| !resource.is_empty()), "{seen:?}");
+    assert_ne!(seen[0], seen[1]);
 }
 
 #[tokio::test(start_paused = true)]

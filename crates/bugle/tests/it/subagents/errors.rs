@@ -63,7 +63,7 @@ async fn sub_048_a_transcript_that_cannot_be_saved_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sub_094_sub_095_sub_096_client_tools_in_a_subagent_are_named_and_not_run() {
+async fn sub_094_sub_095_sub_096_sub_098_client_tools_in_a_subagent_are_named_and_not_run() {
     let delegation = Delegation::default().on_delegation_complete(|done| async move {
         assert!(done.success);
         assert_eq!(done.result.sub_agent_pending_tool_calls[0].tool_name, "open-tab");
@@ -79,8 +79,14 @@ async fn sub_094_sub_095_sub_096_client_tools_in_a_subagent_are_named_and_not_ru
     let explorer = explorer(&child).tool(Tool::client("open-tab")).tool(grep).build().unwrap();
     let lead = lead(&parent).default_options(delegating(delegation)).agent("explorer", explorer);
     let pair = pair_of(lead, parent, child).await;
+    let (warnings, _guard) = crate::support::warnings();
     let output = pair.generate("hi").await;
     assert_eq!(output.text, "ok");
+    let warned = warnings.containing("only a client can run");
+    let names_all = |line: &String| {
+        ["explorer-agent", "open-tab", "give them to the parent", "suspend"].iter().all(|text| line.contains(text))
+    };
+    assert!(warned.len() == 1 && names_all(&warned[0]), "SUB-095, SUB-098: {warned:?}");
     let result = pair.calls().await[0].result.clone().unwrap();
     assert_eq!(result["finishReason"], json!(FinishReason::ToolCalls));
     let pending = json!([{"toolName": "open-tab", "toolCallId": "t1", "args": {"url": "x"}}]);

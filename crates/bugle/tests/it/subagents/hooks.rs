@@ -78,6 +78,8 @@ async fn sub_071_hooks_see_what_the_tables_say() {
     assert_eq!((start.run_id.clone(), start.thread.clone()), (output.run_id.clone(), Some(pair.world.thread.clone())));
     assert_eq!((start.parent_agent_id.as_str(), start.parent_agent_name.as_str()), ("p", "Parent"));
     assert_eq!((start.messages.len(), start.is_resume), (1, false));
+    let shape = json!([{"role": "user", "content": [{"type": "text", "text": "hi"}]}]);
+    assert_eq!(json!(start.messages), shape, "SUB-035: as models read them");
     let filter = filtered.take().remove(0);
     assert_eq!((filter.prompt.as_str(), filter.messages.len(), filter.iteration), ("go", 1, 1));
     assert_eq!(filter.run_id, output.run_id);

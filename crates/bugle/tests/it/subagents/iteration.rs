@@ -100,7 +100,7 @@ async fn sub_110_a_hook_that_fails_is_ignored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sub_111_tool_calls_continue_true() {
+async fn loop_027_sub_111_tool_calls_continue_true() {
     let ran = run(vec![calls(), Script::from("done")], vec![decision(Some(true), None)]).await;
     assert_eq!((ran.output.text.as_str(), ran.model().requested()), ("done", 2));
 }
@@ -174,7 +174,7 @@ async fn sub_111_final_answer_continue_true_loops() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sub_111_final_answer_continue_false_ends_and_drops_the_feedback() {
+async fn loop_027_sub_111_final_answer_continue_false_ends_and_drops_the_feedback() {
     for feedback in [None, Some("too late")] {
         let ran = run(vec![Script::from("first")], vec![decision(Some(false), feedback)]).await;
         assert_eq!((ran.output.text.as_str(), ran.output.finish_reason), ("first", FinishReason::Stop));

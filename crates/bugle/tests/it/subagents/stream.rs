@@ -1,19 +1,28 @@
 //! Nested chunks, parallel delegations, aborts.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
+use async_trait::async_trait;
 use bugle::{
     RunOptions, Tool,
     chunk::{Chunk, ChunkBody, DataChunk, FinishReason},
     json::{Value, json},
     message::ToolState,
     model::Script,
-    subagent::{CompleteDecision, Delegation},
+    runtime::Delivery,
+    subagent::{CompleteDecision, Delegation, SubAgent, SubRun, Task},
     tool::{ToolContext, ToolError},
 };
 use parking_lot::Mutex;
 
 use super::{delegating, explorer, input, kinds, lead, nested, pair, pair_of, scripted, to_explorer};
+use crate::support::world_of;
 
 #[tokio::test(start_paused = true)]
 async fn sub_150_sub_153_sub_156_a_sub_run_is_seen_between_call_and_result_without_bodies() {
@@ -183,6 +192,44 @@ async fn sub_140_a_deaf_tool_at_the_bottom_does_not_hold_the_abort_up() {
     assert_eq!(stream.output().await.unwrap().finish_reason, FinishReason::Aborted);
     assert!(at.elapsed() <= Duration::from_secs(1), "{:?}", at.elapsed());
     assert_eq!(*done.lock(), 1, "the hook was told");
+}
+
+/// Says much, and counts what it got rid of.
+struct Chatty(Arc<AtomicUsize>);
+
+#[async_trait]
+impl SubAgent for Chatty {
+    fn id(&self) -> &'static str {
+        "chatty"
+    }
+    async fn run(&self, task: Task) -> SubRun {
+        // 12 MiB in all: more than a thread keeps.
+        let block = "x".repeat(4096);
+        for _ in 0..TOLD {
+            task.emit(Chunk::transient_data(&task.run_id, "data-progress", json!(block))).await;
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+        SubRun::text("told")
+    }
+}
+
+const TOLD: usize = 3000;
+
+#[tokio::test(start_paused = true)]
+async fn sub_157_a_sub_run_waits_for_its_parent_and_a_reader_that_is_behind_is_told() {
+    let told = Arc::new(AtomicUsize::new(0));
+    let parent = scripted(vec![Script::new().call("agent-chatty", json!({"prompt": "go"})), Script::from("ok")]);
+    let world = world_of(parent.clone(), [lead(&parent).agent("chatty", Chatty(told.clone())).build().unwrap()]).await;
+    let mut slow = world.watch().await;
+    world.agent.stream(input("hi"), Some(&world.thread), RunOptions::default()).await.unwrap().output().await.unwrap();
+    assert_eq!(told.load(Ordering::SeqCst), TOLD);
+    let mut held = Vec::new();
+    while let Some(Delivery::Chunk(chunk)) = slow.try_next() {
+        held.push(chunk.chunk.clone());
+    }
+    assert!(held.len() < TOLD - 500, "{} chunks were kept for a reader that read none", held.len());
+    assert!(held.iter().any(|chunk| chunk.kind() == "data-subscription-lagged"));
+    assert_eq!(held.last().unwrap().kind(), "finish");
 }
 
 #[tokio::test(start_paused = true)]
