@@ -35,7 +35,7 @@ async fn http_215_http_216_what_is_open_to_all() {
 }
 
 #[tokio::test]
-async fn http_213_the_user_is_the_resource_whatever_the_request_says() {
+async fn http_011_http_213_the_user_is_the_resource_whatever_the_request_says() {
     let server = Server::with_auth().await;
     for (thread, memory) in [("one", json!({"thread": "one"})), ("two", json!({"thread": "two", "resource": "bob"}))] {
         let body = json!({
@@ -123,7 +123,7 @@ async fn r15_sig_061_who_is_bound_to_a_resource_is_routed_as_all_are() {
 
 /// Everything that bob may try on a thread of alice's.
 #[tokio::test]
-async fn http_214_ruling_20_threads_of_others_are_404_to_readers_and_403_to_writers() {
+async fn mem_140_http_214_ruling_20_threads_of_others_are_404_to_readers_and_403_to_writers() {
     let server = Server::with_auth().await;
     let body = json!({"messages": "[[say hi]]", "memory": {"thread": "t"}});
     assert_eq!(server.post_as("alice", "/api/agents/plain/generate", body).await.status, StatusCode::OK);

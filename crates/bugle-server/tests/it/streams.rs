@@ -130,7 +130,7 @@ async fn http_098_the_ready_made_body_comments_when_idle() {
 }
 
 #[tokio::test]
-async fn http_243_http_245_event_ids_on_request_and_exact_replay_after_the_last_one_seen() {
+async fn http_225_http_243_http_245_event_ids_on_request_and_exact_replay_after_the_last_one_seen() {
     let server = Server::new().await;
     let path = "/api/agents/plain/threads/subscribe?threadId=t&resourceId=r";
     let mut frames = server.open_frames(path, &[]).await;
