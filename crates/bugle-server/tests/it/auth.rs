@@ -192,6 +192,29 @@ async fn mem_140_http_214_ruling_20_threads_of_others_are_404_to_readers_and_403
 }
 
 #[tokio::test]
+async fn mem_141_every_thread_of_a_batch_is_checked() {
+    let server = Server::with_auth().await;
+    for user in ["alice", "bob"] {
+        let body = json!({"threadId": user, "resourceId": user});
+        assert_eq!(server.post_as(user, "/api/memory/threads?agentId=plain", body).await.status, StatusCode::OK);
+    }
+    let message = |thread: &str, resource: &str| json!({"threadId": thread, "resourceId": resource, "role": "user", "content": "x"});
+    for second in [
+        message("alice", "alice"),
+        message("alice", "bob"),
+        json!({"threadId": "alice", "role": "user", "content": "x"}),
+    ] {
+        let batch = json!({"messages": [message("bob", "bob"), second]});
+        let answer = server.post_as("bob", "/api/memory/save-messages?agentId=plain", batch).await;
+        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{}", answer.text);
+    }
+    for thread in ["alice", "bob"] {
+        let stored = server.bugle.storage().recent_messages(&bugle::ThreadKey::unowned(thread), 9).await.unwrap();
+        assert_eq!(stored, [], "{thread}: all or nothing");
+    }
+}
+
+#[tokio::test]
 async fn http_214_a_run_id_opens_no_thread_of_another_user() {
     let server = Server::with_auth().await;
     let mine = json!({"message": "[[say one ;; hang]]", "threadId": "t"});

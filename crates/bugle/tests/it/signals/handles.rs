@@ -271,13 +271,20 @@ async fn sig_256_the_lease_goes_from_run_to_run() {
     gate.reached().await;
     world.queue("one").await;
     let last = world.queue("two").await.run_id.unwrap();
+    // Somebody else would have the thread at once, were it free for a moment.
+    let (storage, model, thread) = (world.storage.clone(), world.model.clone(), world.thread.clone());
+    let thief = tokio::spawn(async move {
+        let claim = LeaseClaim::new("stranger", Duration::from_secs(15));
+        while let Lease::HeldBy { .. } = storage.acquire_lease(&thread, &claim).await.unwrap() {
+            tokio::task::yield_now().await;
+        }
+        model.requested()
+    });
+    tokio::task::yield_now().await;
     gate.open();
     watcher.until_end_of(&last).await;
-    // The actor gives the lease up in its own time; nothing else wakes it.
-    tokio::time::sleep(Duration::from_millis(1)).await;
-    let stranger = LeaseClaim::new("stranger", Duration::from_secs(15));
-    let held = world.storage.acquire_lease(&world.thread, &stranger).await.unwrap();
-    assert_eq!(held, Lease::Held { epoch: 2 }, "the thread had one owner for three runs, and has none now");
+    assert_eq!(thief.await.unwrap(), 3, "not before the last of three runs");
+    assert_eq!(world.texts().await, ["hi", "a", "one", "b", "two", "c"]);
 }
 
 #[tokio::test(start_paused = true)]
