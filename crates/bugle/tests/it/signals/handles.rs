@@ -263,28 +263,21 @@ async fn sig_152_a_run_that_fails_once_it_has_begun_does_not_take_back_the_accep
 
 #[tokio::test(start_paused = true)]
 async fn sig_256_the_lease_goes_from_run_to_run() {
+    let store = Faulty::new();
     let gate = Gate::new();
     let model = ScriptedModel::with_responses([Script::new().text("a").gate(&gate), "b".into(), "c".into()]);
-    let world = world(model).await;
+    let world = world_on(model.clone(), [agent("plain", &model)], store.clone()).await;
     let mut watcher = world.watch().await;
     world.send("hi").await;
     gate.reached().await;
     world.queue("one").await;
     let last = world.queue("two").await.run_id.unwrap();
-    // Somebody else would have the thread at once, were it free for a moment.
-    let (storage, model, thread) = (world.storage.clone(), world.model.clone(), world.thread.clone());
-    let thief = tokio::spawn(async move {
-        let claim = LeaseClaim::new("stranger", Duration::from_secs(15));
-        while let Lease::HeldBy { .. } = storage.acquire_lease(&thread, &claim).await.unwrap() {
-            tokio::task::yield_now().await;
-        }
-        model.requested()
-    });
-    tokio::task::yield_now().await;
+    store.let_a_rival_in();
     gate.open();
     watcher.until_end_of(&last).await;
-    assert_eq!(thief.await.unwrap(), 3, "not before the last of three runs");
     assert_eq!(world.texts().await, ["hi", "a", "one", "b", "two", "c"]);
+    let won = store.rival_won();
+    assert_eq!(won.iter().position(|won| *won), Some(won.len() - 1), "free after the last commit alone: {won:?}");
 }
 
 #[tokio::test(start_paused = true)]
