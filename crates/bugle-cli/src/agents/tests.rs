@@ -63,6 +63,11 @@ fn cli_010_files_that_are_no_agents_are_left_alone() {
 }
 
 #[test]
+fn cli_015_an_agent_of_a_file_says_so() {
+    assert_eq!(serde_json::json!(one("Help.").agent.source()), "fs");
+}
+
+#[test]
 fn cli_011_all_fields_of_this_version_are_taken() {
     let served = one(
         "---\nid: orders\ndescription: Answers.\nmodel: [fast, scripted/scripted]\ntools: { notification-inbox: { description: Mail } }\nmaxSteps: 8\nmodelSettings: { temperature: 0.2 }\nproviderOptions: { openai: { store: false } }\ntoolChoice: required\nactiveTools: [notification-inbox]\ninterrupt: never\nonStepLimit: followUp\nmemory: { lastMessages: 3 }\nmetadata: { team: a }\nagents: []\nrequireToolApproval: false\n---\nHelp.",

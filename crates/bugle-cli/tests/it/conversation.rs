@@ -119,6 +119,21 @@ fn cli_070_a_run_that_fails_or_is_aborted_is_code_1() {
 }
 
 #[test]
+fn sig_313_abort_means_the_run_it_has_seen_and_no_other() {
+    let project = Project::with_agent();
+    let _server = project.serve(&["serve"]);
+    let send = Running::start(project.command(&["send", "--json", THINKING]));
+    let run = parse(&send.line())["runId"].clone();
+    send.line_where(|line| line.contains("reasoning-delta"));
+    let other = project.run(&["abort", "--run", "another", "--clear"]);
+    assert_eq!((other.code, other.stdout.as_str()), (Some(1), ""), "{other:?}");
+    send.line_where(|line| line.contains("reasoning-delta"));
+    let stopped = project.run(&["abort", "--json"]).ok().json();
+    assert_eq!(stopped, [serde_json::json!({"aborted": true, "runId": run})]);
+    assert_eq!(send.wait().code, Some(1));
+}
+
+#[test]
 fn watch_shows_runs_steering_and_the_queue_as_they_happen() {
     let project = Project::with_agent();
     let _server = project.serve(&["serve"]);

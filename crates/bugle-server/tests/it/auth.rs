@@ -35,7 +35,7 @@ async fn http_215_http_216_what_is_open_to_all() {
 }
 
 #[tokio::test]
-async fn loop_211_http_213_the_user_is_the_resource_whatever_the_request_says() {
+async fn loop_211_http_011_http_213_the_user_is_the_resource_whatever_the_request_says() {
     let server = Server::with_auth().await;
     for (thread, memory) in [("one", json!({"thread": "one"})), ("two", json!({"thread": "two", "resource": "bob"}))] {
         let body = json!({
@@ -123,7 +123,7 @@ async fn r15_sig_061_who_is_bound_to_a_resource_is_routed_as_all_are() {
 
 /// Everything that bob may try on a thread of alice's.
 #[tokio::test]
-async fn http_214_ruling_20_threads_of_others_are_404_to_readers_and_403_to_writers() {
+async fn mem_140_http_214_ruling_20_threads_of_others_are_404_to_readers_and_403_to_writers() {
     let server = Server::with_auth().await;
     let body = json!({"messages": "[[say hi]]", "memory": {"thread": "t"}});
     assert_eq!(server.post_as("alice", "/api/agents/plain/generate", body).await.status, StatusCode::OK);
@@ -189,6 +189,29 @@ async fn http_214_ruling_20_threads_of_others_are_404_to_readers_and_403_to_writ
     assert_eq!(listed.json["threads"], json!([]));
     let after = server.get_as("alice", "/api/memory/threads/t/messages?agentId=plain").await;
     assert_eq!(after.json, stored.json, "bob has changed the thread");
+}
+
+#[tokio::test]
+async fn mem_141_every_thread_of_a_batch_is_checked() {
+    let server = Server::with_auth().await;
+    for user in ["alice", "bob"] {
+        let body = json!({"threadId": user, "resourceId": user});
+        assert_eq!(server.post_as(user, "/api/memory/threads?agentId=plain", body).await.status, StatusCode::OK);
+    }
+    let message = |thread: &str, resource: &str| json!({"threadId": thread, "resourceId": resource, "role": "user", "content": "x"});
+    for second in [
+        message("alice", "alice"),
+        message("alice", "bob"),
+        json!({"threadId": "alice", "role": "user", "content": "x"}),
+    ] {
+        let batch = json!({"messages": [message("bob", "bob"), second]});
+        let answer = server.post_as("bob", "/api/memory/save-messages?agentId=plain", batch).await;
+        assert_eq!(answer.status, StatusCode::FORBIDDEN, "{}", answer.text);
+    }
+    for thread in ["alice", "bob"] {
+        let stored = server.bugle.storage().recent_messages(&bugle::ThreadKey::unowned(thread), 9).await.unwrap();
+        assert_eq!(stored, [], "{thread}: all or nothing");
+    }
 }
 
 #[tokio::test]

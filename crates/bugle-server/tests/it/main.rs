@@ -5,6 +5,7 @@
 mod auth;
 mod bad_input;
 mod bad_providers;
+mod clients;
 mod golden;
 mod memory;
 mod messages;

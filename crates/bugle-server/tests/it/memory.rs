@@ -41,7 +41,7 @@ fn query(parameters: &[(&str, String)]) -> String {
 }
 
 #[tokio::test]
-async fn http_154_messages_are_filtered_by_role_time_and_metadata_and_widened_by_include() {
+async fn mem_065_http_154_messages_are_filtered_by_role_time_and_metadata_and_widened_by_include() {
     let server = Server::new().await;
     three(&server).await;
     let read = |name: &'static str, value: Value| {
@@ -58,6 +58,10 @@ async fn http_154_messages_are_filtered_by_role_time_and_metadata_and_widened_by
     let listed = server.get(&format!("/api/memory/threads/t/messages?{around}")).await.json;
     assert_eq!(ids(&listed), ["m1", "m2"]);
     assert_eq!((&listed["perPage"], &listed["total"]), (&json!(0), &json!(3)));
+    let paged = server.get("/api/memory/threads/t/messages?agentId=plain&perPage=2&page=0&resourceId=r").await.json;
+    assert_eq!(ids(&paged), ["m2", "m3"]);
+    let page = (&paged["total"], &paged["page"], &paged["perPage"], &paged["hasMore"]);
+    assert_eq!(page, (&json!(3), &json!(0), &json!(2), &json!(true)));
 }
 
 #[tokio::test]

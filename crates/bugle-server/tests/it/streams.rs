@@ -70,6 +70,24 @@ async fn http_026_leaving_a_direct_stream_stops_the_run() {
 }
 
 #[tokio::test]
+async fn http_067_a_run_stopped_through_its_thread_ends_its_own_stream_with_abort_and_finish() {
+    let server = Server::new().await;
+    let memory = json!({"thread": "t", "resource": "r"});
+    let body = Body::from(json!({"messages": "[[say one ;; hang]]", "memory": memory}).to_string());
+    let response = server.open(Method::POST, "/api/agents/plain/stream", &JSON, body).await;
+    server.model.until_requested(1).await;
+    let stop = json!({"threadId": "t", "resourceId": "r"});
+    assert_eq!(server.post("/api/agents/plain/threads/abort", stop).await.json, json!({"aborted": true}));
+    let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    let frames: Vec<String> = String::from_utf8_lossy(&bytes).split_terminator("\n\n").map(str::to_owned).collect();
+    let [.., abort, finish, done] = frames.as_slice() else { panic!("{frames:?}") };
+    assert_eq!((&chunk(abort)["type"], &chunk(abort)["payload"]), (&json!("abort"), &json!({})));
+    let finish = chunk(finish);
+    assert_eq!((&finish["type"], &finish["payload"]["stepResult"]["reason"]), (&json!("finish"), &json!("aborted")));
+    assert_eq!(done, "data: [DONE]");
+}
+
+#[tokio::test]
 async fn http_026_leaving_while_a_run_waits_gives_up_its_turn() {
     let server = Server::new().await;
     let mut frames = server.subscribe("t", "r").await;
@@ -146,7 +164,7 @@ async fn http_098_the_ready_made_body_comments_when_idle() {
 }
 
 #[tokio::test]
-async fn http_243_http_245_event_ids_on_request_and_exact_replay_after_the_last_one_seen() {
+async fn http_225_http_243_http_245_event_ids_on_request_and_exact_replay_after_the_last_one_seen() {
     let server = Server::new().await;
     let path = "/api/agents/plain/threads/subscribe?threadId=t&resourceId=r";
     let mut frames = server.open_frames(path, &[]).await;

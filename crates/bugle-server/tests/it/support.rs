@@ -133,11 +133,7 @@ impl Server {
 
     /// Opens a subscription and reads its greeting: what is sent from now on is seen.
     pub(crate) async fn open_frames(&self, path: &str, headers: &[(&str, &str)]) -> Frames {
-        let response = self.open(Method::GET, path, headers, Body::empty()).await;
-        assert_eq!(response.status(), StatusCode::OK);
-        let mut frames = Frames { body: response.into_body().into_data_stream(), read: String::new() };
-        assert_eq!(frames.next().await, ": connected");
-        frames
+        Frames::of(self.open(Method::GET, path, headers, Body::empty()).await).await
     }
 }
 
@@ -148,6 +144,14 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
+    /// Those of a subscription, its greeting read.
+    pub(crate) async fn of(response: axum::response::Response) -> Self {
+        assert_eq!(response.status(), StatusCode::OK);
+        let mut frames = Self { body: response.into_body().into_data_stream(), read: String::new() };
+        assert_eq!(frames.next().await, ": connected");
+        frames
+    }
+
     pub(crate) async fn next(&mut self) -> String {
         loop {
             if let Some(end) = self.read.find("\n\n") {

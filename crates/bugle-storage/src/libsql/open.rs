@@ -125,13 +125,7 @@ impl LibSqlOptions {
     }
 
     fn open_in_memory(&self, name: Arc<str>) -> Result<LibSql, StorageError> {
-        let open = || -> rusqlite::Result<Connection> {
-            let connection = Connection::open_in_memory()?;
-            prepare(&connection)?;
-            schema::complete(&connection)?;
-            Ok(connection)
-        };
-        let connection = open().map_err(|error| explain(&name, error))?;
+        let connection = in_memory().map_err(|error| explain(&name, error))?;
         let writer =
             Worker::writer(connection, Arc::clone(&name), self.queue_len_max, None, std::sync::mpsc::channel().1, ())
                 .map_err(|error| unavailable(format!("{name}: a thread for the database cannot be started: {error}")))?;
@@ -200,6 +194,14 @@ impl LibSqlOptions {
             Synchronous::Full => "PRAGMA synchronous=FULL",
         })
     }
+}
+
+/// A database in memory has none of a file's pragmas (STO-042).
+fn in_memory() -> rusqlite::Result<Connection> {
+    let connection = Connection::open_in_memory()?;
+    prepare(&connection)?;
+    schema::complete(&connection)?;
+    Ok(connection)
 }
 
 fn prepare(connection: &Connection) -> rusqlite::Result<()> {
@@ -301,6 +303,44 @@ fn percent_decoded(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn pragma(connection: &Connection, name: &str) -> String {
+        let value = connection.query_row(&format!("PRAGMA {name}"), (), |row| row.get::<_, rusqlite::types::Value>(0));
+        match value.unwrap() {
+            rusqlite::types::Value::Integer(number) => number.to_string(),
+            rusqlite::types::Value::Text(text) => text,
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn sto_040_a_file_is_opened_with_the_settings_that_the_reference_shares() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.db").display().to_string();
+        let options = LibSqlOptions::builder().url(path.as_str()).build();
+        let _store = options.open().unwrap();
+        let connection = options.connect(&path).unwrap();
+        for (name, value) in [
+            ("journal_mode", "wal"),
+            ("synchronous", "1"),
+            ("busy_timeout", "15000"),
+            ("temp_store", "2"),
+            ("cache_size", "-16000"),
+            ("mmap_size", "134217728"),
+        ] {
+            assert_eq!(pragma(&connection, name), value, "{name}");
+        }
+    }
+
+    #[test]
+    fn sto_042_a_database_in_memory_has_none_of_them() {
+        let connection = in_memory().unwrap();
+        let plain = Connection::open_in_memory().unwrap();
+        for name in ["journal_mode", "synchronous", "busy_timeout", "temp_store", "cache_size"] {
+            assert_eq!(pragma(&connection, name), pragma(&plain, name), "{name}");
+        }
+        assert_eq!(pragma(&connection, "journal_mode"), "memory");
+    }
 
     #[test]
     fn urls_name_files() {

@@ -104,7 +104,7 @@ async fn child_writes_a_thousand() {
 }
 
 #[tokio::test]
-async fn sto_7_5_two_processes_write_a_thousand_times_each_and_nothing_is_lost() {
+async fn mem_059_sto_7_5_two_processes_write_a_thousand_times_each_and_nothing_is_lost() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.db");
     let store = open(&path);

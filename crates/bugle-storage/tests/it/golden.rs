@@ -154,7 +154,7 @@ async fn mem_019_deletion_of_a_thread_leaves_nothing_of_it() {
 }
 
 #[tokio::test]
-async fn sto_7_7_json_columns_may_be_text_or_blob_and_bad_ones_hide_nothing() {
+async fn sto_011_sto_7_7_json_columns_may_be_text_or_blob_and_bad_ones_hide_nothing() {
     let (_directory, path) = golden();
     let store = open(&path);
     raw(&path)

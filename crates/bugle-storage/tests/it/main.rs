@@ -7,6 +7,7 @@ mod continuation;
 mod contract;
 mod durability;
 mod errors;
+mod format;
 mod golden;
 mod notifications;
 mod ownership;

@@ -135,7 +135,7 @@ fn a_queue_of_three_survives(end: End) {
 }
 
 #[test]
-fn sig_502_a_queue_of_three_survives_a_process_that_is_killed() {
+fn sig_258_sig_502_a_queue_of_three_survives_a_process_that_is_killed() {
     a_queue_of_three_survives(End::Killed);
 }
 

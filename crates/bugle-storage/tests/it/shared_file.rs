@@ -59,7 +59,7 @@ async fn sto_7_9_races_have_one_winner_and_lose_nothing() {
 }
 
 #[tokio::test]
-async fn sto_031_several_handles_may_make_the_file_at_once() {
+async fn sto_031_sto_032_several_handles_may_make_the_file_at_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.db");
     let handles = (0..6).map(|_| {

@@ -238,4 +238,23 @@ mod tests {
                 .unwrap();
         assert_eq!(known.payload(), Some(&Payload::Start { id: "a".into(), message_id: "m".into() }));
     }
+
+    #[test]
+    fn sig_323_a_run_ends_with_finish_error_or_abort_but_not_where_tools_are_called() {
+        let ends = |value: serde_json::Value| serde_json::from_value::<Chunk>(value).unwrap().ends_run();
+        let finish = |reason: &str| {
+            let result = json!({"reason": reason, "isContinued": false});
+            let payload = json!({"messageId": "m", "stepResult": result, "output": {"text": ""}});
+            json!({"type": "finish", "payload": payload, "runId": "r"})
+        };
+        for reason in ["stop", "length", "error", "other", "suspended"] {
+            assert!(ends(finish(reason)), "{reason}");
+        }
+        assert!(!ends(finish("tool-calls")), "client tools: their results go on with it");
+        assert!(ends(json!({"type": "error", "payload": {"error": {"name": "E", "message": "m"}}, "runId": "r"})));
+        assert!(ends(json!({"type": "abort", "runId": "r"})));
+        assert!(ends(json!({"type": "abort", "payload": {}, "runId": "r"})));
+        assert!(!ends(json!({"type": "text-delta", "payload": {"id": "t", "text": "a"}, "runId": "r"})));
+        assert!(!ends(json!({"type": "data-signal", "data": {}, "runId": "r"})));
+    }
 }

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn mem_002_old_spellings_and_wrong_values_are_errors() {
+    fn mem_002_mem_111_old_spellings_and_wrong_values_are_errors() {
         for (change, field) in [
             (json!({"threads": {"generateTitle": true}}), "memory.options.threads"),
             (json!({"processors": []}), "memory.options.processors"),

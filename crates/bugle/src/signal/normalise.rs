@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn sig_016_wrong_bodies_name_the_field() {
+    fn sig_016_sig_511_wrong_bodies_name_the_field() {
         for (body, field) in [
             (json!("x"), "signal"),
             (json!({"type": "user"}), "contents"),

@@ -263,7 +263,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn sig_030_every_row_renders_as_the_tables_say() {
+    fn sig_030_sig_031_sig_035_every_row_renders_as_the_tables_say() {
         for (signal, expected) in rows() {
             assert_eq!(content_json(&signal.to_prompt()), expected, "{signal:?}");
         }
@@ -278,7 +278,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn sig_018_illegal_names_of_old_rows_are_made_legal() {
+    fn sig_018_sig_511_illegal_names_of_old_rows_are_made_legal() {
         let (mut signal, _) = rows().swap_remove(0);
         signal.tag_name = "1 tag:x".into();
         signal.attributes = Some([("bad attr".to_owned(), json!(1)), ("é".to_owned(), json!({"a": "b"}))].into());

@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn sig_507_the_log_is_bounded_whatever_its_chunks_are() {
+    fn sig_337_sig_507_the_log_is_bounded_whatever_its_chunks_are() {
         let text = "x".repeat(64 * 1024);
         let value = json!({ "text": text, "numbers": vec![1; 1000] });
         let call = |args| ToolCallPayload {

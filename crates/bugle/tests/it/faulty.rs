@@ -57,6 +57,8 @@ pub(crate) struct Faulty {
     /// Commits until the process that has it dies.
     life: Mutex<Option<usize>>,
     dead: watch::Sender<bool>,
+    /// Whether a rival got the thread, after each commit.
+    rival: Mutex<Option<Vec<bool>>>,
 }
 
 impl Faulty {
@@ -99,6 +101,25 @@ impl Faulty {
     /// After so many commits nothing is written any more, and nobody hears of it: to its process the store is gone.
     pub(crate) fn die_after(&self, commits: usize) {
         *self.life.lock() = Some(commits);
+    }
+
+    /// From now on somebody else claims the thread right after each commit.
+    pub(crate) fn let_a_rival_in(&self) {
+        *self.rival.lock() = Some(Vec::new());
+    }
+
+    /// After which of the commits the rival got the thread.
+    pub(crate) fn rival_won(&self) -> Vec<bool> {
+        self.rival.lock().clone().unwrap_or_default()
+    }
+
+    async fn rival_claims(&self, thread: &ThreadKey) {
+        if self.rival.lock().is_some() {
+            let claim = LeaseClaim::new("rival", std::time::Duration::from_secs(3600));
+            let answer = self.inner.acquire_lease(thread, &claim).await;
+            let won = matches!(answer, Ok(Lease::Held { .. }));
+            self.rival.lock().iter_mut().for_each(|wins| wins.push(won));
+        }
     }
 
     pub(crate) fn is_dead(&self) -> bool {
@@ -267,7 +288,9 @@ impl Storage for Faulty {
     }
     async fn commit(&self, commit: Commit) -> Result<Committed, StorageError> {
         self.write("commit").await?;
+        let thread = commit.thread.clone();
         let done = self.inner.commit(commit).await;
+        self.rival_claims(&thread).await;
         self.committed().await;
         done
     }

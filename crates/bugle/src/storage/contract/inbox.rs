@@ -539,7 +539,7 @@ pub(super) async fn sig_502_unfinished_work_is_found(store: SharedStorage) -> Ch
     Ok(())
 }
 
-pub(super) async fn overlapping_acceptances_keep_their_order(store: SharedStorage) -> Checked {
+pub(super) async fn sig_170_overlapping_acceptances_keep_their_order(store: SharedStorage) -> Checked {
     with_thread(&*store).await?;
     let names: Vec<String> = (0..40).map(|n| format!("s{n:02}")).collect();
     let calls = names.iter().map(|name| store.accept(accept(&[name])));

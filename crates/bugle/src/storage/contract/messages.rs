@@ -37,7 +37,7 @@ pub(super) async fn mem_018_saving_touches_the_thread(store: SharedStorage) -> C
     Ok(())
 }
 
-pub(super) async fn mem_043_saving_again_replaces_and_keeps_the_time(store: SharedStorage) -> Checked {
+pub(super) async fn mem_043_sto_050_saving_again_replaces_and_keeps_the_time(store: SharedStorage) -> Checked {
     with_thread(&*store).await?;
     let mut first = message("m1", 5);
     first.content = MessageContent {

@@ -87,7 +87,7 @@ pub(super) async fn state_077_a_clone_has_lanes_of_its_own(store: SharedStorage)
     Ok(())
 }
 
-pub(super) async fn prov_007_thread_state_is_kept_by_kind(store: SharedStorage) -> Checked {
+pub(super) async fn prov_007_sto_058_thread_state_is_kept_by_kind(store: SharedStorage) -> Checked {
     store.create_thread(new_thread("t1", "ann")).await?;
     assert_eq!(store.get_thread_state("t1", "task").await?, None);
     store.set_thread_state("t1", "task", Some(json!([{"id": "a"}]))).await?;

@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-pub(super) async fn mem_014_create_keeps_owner_and_creation_time(store: SharedStorage) -> Checked {
+pub(super) async fn mem_014_sto_051_create_keeps_owner_and_creation_time(store: SharedStorage) -> Checked {
     let given = NewThread { metadata: Some(object(json!({"a": 1}))), ..new_thread("t1", "ann") };
     let first = store.create_thread(given).await?;
     assert_eq!((first.title.as_str(), first.created_at), ("", first.updated_at), "MEM-010");
@@ -127,7 +127,7 @@ pub(super) async fn mem_017_metadata_filters(store: SharedStorage) -> Checked {
     Ok(())
 }
 
-pub(super) async fn mem_019_deletion_leaves_nothing(store: SharedStorage) -> Checked {
+pub(super) async fn mem_019_sto_059_deletion_leaves_nothing(store: SharedStorage) -> Checked {
     with_thread(&*store).await?;
     store.save_messages(vec![message("m1", 1)]).await?;
     let accept = Accept {

@@ -163,7 +163,7 @@ fn r18_cancel_against_drain() {
 }
 
 #[test]
-fn r20_an_entry_that_waits_for_the_lease_is_skipped() {
+fn sig_288_r20_an_entry_that_waits_for_the_lease_is_skipped() {
     let mut bench = Bench::default();
     bench.accept("one", Steer);
     bench.drain("run-one");

@@ -43,7 +43,7 @@ async fn loop_191_woken_by_a_message_the_echo_comes_before_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loop_192_woken_by_a_signal_the_echo_comes_after_start() {
+async fn sig_164_loop_192_woken_by_a_signal_the_echo_comes_after_start() {
     let world = world_with([Script::new().text("Hello")], |agent| agent).await;
     let mut watcher = world.watch().await;
     let signal = bugle::SignalInput::new("reactive", "rain");

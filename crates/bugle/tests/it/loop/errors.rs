@@ -188,7 +188,7 @@ async fn loop_140_loop_141_loop_142_a_failed_run_tells_and_keeps_everything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loop_143_an_error_on_the_wire_says_what_the_provider_said() {
+async fn sig_353_loop_143_an_error_on_the_wire_says_what_the_provider_said() {
     let world = world_with([status(429)], |agent| agent).await;
     let error = world.run("go").await.payload("error")["error"].clone();
     assert_eq!((&error["name"], &error["message"]), (&json!("AI_APICallError"), &json!("provider says no")));

@@ -87,7 +87,7 @@ async fn mem_030_mem_031_the_first_exchange_gives_the_thread_its_title() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn mem_051_every_step_is_durable_before_the_next_request() {
+async fn mem_051_mem_053_every_step_is_durable_before_the_next_request() {
     let gate = Gate::new();
     let world = world_with([call(1), hello().gate(&gate)], |agent| agent.tool(echo())).await;
     let stream = world.agent.stream(input("go"), Some(&world.thread), RunOptions::default()).await.unwrap();

@@ -9,7 +9,7 @@ use bugle::{
 use crate::support::world;
 
 #[tokio::test(start_paused = true)]
-async fn sig_100_input_on_an_idle_thread_starts_a_run() {
+async fn sig_100_sig_321_input_on_an_idle_thread_starts_a_run() {
     let world = world(ScriptedModel::with_responses([Script::new().text("awake")])).await;
     let mut watcher = world.watch().await;
     let sent = world.send("hello").await;
@@ -26,7 +26,7 @@ async fn sig_100_input_on_an_idle_thread_starts_a_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_101_input_on_a_running_thread_joins_the_loop() {
+async fn sig_101_sig_201_sig_227_input_on_a_running_thread_joins_the_loop() {
     let gate = Gate::new();
     let model = ScriptedModel::with_responses([Script::new().text("a").gate(&gate).text("b"), Script::new().text("c")]);
     let world = world(model).await;
@@ -47,7 +47,7 @@ async fn sig_101_input_on_a_running_thread_joins_the_loop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_230_input_during_reasoning_cancels_the_request_and_the_step_is_asked_again() {
+async fn sig_167_sig_230_input_during_reasoning_cancels_the_request_and_the_step_is_asked_again() {
     let gate = Gate::new();
     let model =
         ScriptedModel::with_responses([Script::new().think("hmm").gate(&gate).text("never"), Script::new().text("ok")]);

@@ -119,6 +119,63 @@ async fn sig_226_a_response_of_reasoning_only_that_has_ended_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn sig_243_a_tool_is_started_by_a_request_that_can_no_longer_be_interrupted() {
+    let gates = [Gate::new(), Gate::new()];
+    let call = ModelEvent::ToolCall {
+        id: "c".into(),
+        name: "look".into(),
+        input: "{}".into(),
+        provider_executed: false,
+        provider_metadata: None,
+    };
+    let begun = ModelEvent::ToolInputStart { id: "c".into(), name: "look".into(), provider_executed: false };
+    let model = ScriptedModel::with_responses([
+        Script::new().think("hmm").gate(&gates[0]).emit(call.clone()),
+        Script::new()
+            .think("hmm")
+            .emit(begun)
+            .gate(&gates[1])
+            .emit(ModelEvent::ToolInputEnd { id: "c".into() })
+            .emit(call),
+        "done".into(),
+    ]);
+    let ran = Arc::new(AtomicUsize::new(0));
+    let count = ran.clone();
+    let look = Tool::json("look", move |_, _: ToolContext| {
+        count.fetch_add(1, Ordering::SeqCst);
+        async { Ok(json!("seen")) }
+    });
+    let agent = builder("plain", &model).tool(look).build().unwrap();
+    let world = world_of(model, [agent]).await;
+    let mut watcher = world.watch().await;
+    let run = world.send("one").await.run_id.unwrap();
+    gates[0].reached().await;
+    world.send("two").await;
+    gates[0].open();
+    gates[1].reached().await;
+    assert_eq!((world.model.cancelled(), ran.load(Ordering::SeqCst)), (1, 0));
+    world.send("three").await;
+    gates[1].open();
+    watcher.until_end_of(&run).await;
+    assert_eq!((world.model.cancelled(), ran.load(Ordering::SeqCst)), (1, 1), "runs once");
+    assert_eq!(world.asked(2), ["one", "two", "three"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sig_244_the_request_is_cancelled_within_five_milliseconds() {
+    let gate = Gate::new();
+    let model = ScriptedModel::with_responses([Script::new().think("hmm").gate(&gate), "answer".into()]);
+    let world = world(model).await;
+    world.send("one").await;
+    gate.reached().await;
+    // Virtual time passes only while everything waits for it: work counts as nothing, a delay counts in full.
+    let began = tokio::time::Instant::now();
+    world.send("two").await;
+    world.model.until_cancelled(1).await;
+    assert!(began.elapsed() <= Duration::from_millis(5), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn loop_032_loop_036_sig_237_five_interrupts_in_a_row_are_one_step() {
     let gates: Vec<Gate> = (0..5).map(|_| Gate::new()).collect();
     let thinking = gates.iter().map(|gate| Script::new().think("hmm").gate(gate).text("never"));

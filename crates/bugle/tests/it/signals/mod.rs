@@ -4,6 +4,7 @@ mod abort;
 mod basics;
 mod cancel;
 mod drain;
+mod handles;
 mod interrupt;
 mod ownership;
 mod queue;

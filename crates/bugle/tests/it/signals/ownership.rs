@@ -38,7 +38,7 @@ async fn sig_362_a_wake_creates_the_thread() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_363_sig_364_nothing_touches_another_resources_thread() {
+async fn sig_363_sig_364_sig_512_nothing_touches_another_resources_thread() {
     let world = world_with_thread("owner").await;
     let text = "Thread \"thread\" belongs to resource \"owner\" but resource \"user\" was provided. \
                 A thread can only be used by the resource that owns it.";

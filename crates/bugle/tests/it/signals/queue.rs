@@ -52,7 +52,7 @@ async fn sig_250_sig_251_two_hundred_entries_get_two_hundred_runs_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_161_one_drain_takes_everything_in_order() {
+async fn sig_161_sig_166_one_drain_takes_everything_in_order() {
     let (world, gate, run) = busy(&["second"]).await;
     let mut watcher = world.watch().await;
     for text in ["S1", "S2", "S3"] {
@@ -135,7 +135,7 @@ async fn sig_252_an_entry_has_its_own_abort_signal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_253_sig_254_errors_and_aborts_start_the_next_entry() {
+async fn sig_171_sig_253_sig_254_errors_and_aborts_start_the_next_entry() {
     let gate = Gate::new();
     let model = ScriptedModel::with_responses([
         Script::new().text("partial").gate(&gate).fail_in_band(500, "broken"),
@@ -468,7 +468,7 @@ async fn ruling_23_queued_input_is_promoted_once_and_edited_while_it_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_285_a_group_is_cancelled_for_the_calling_agent_only() {
+async fn sig_259_sig_285_a_group_is_cancelled_for_the_calling_agent_only() {
     let (world, gate, _) = busy(&["b", "c"]).await;
     let mut watcher = world.watch().await;
     let group = |name: &str| Target { queue_owner_id: Some(name.into()), ..world.target() };

@@ -254,7 +254,7 @@ async fn sig_106_input_for_another_agent_waits_while_a_run_is_prepared() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_7_another_agents_run_addressed_by_thread_and_by_run() {
+async fn sig_052_sig_7_another_agents_run_addressed_by_thread_and_by_run() {
     let gate = Gate::new();
     let model = ScriptedModel::with_responses([Script::new().text("a").gate(&gate), "b".into()]);
     let world = world_of_two(model).await;
@@ -406,7 +406,7 @@ async fn sig_509_a_full_inbox_refuses_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ruling_3_a_journal_that_is_away_is_waited_for_two_seconds_and_then_refuses() {
+async fn sig_120_sig_152_ruling_3_a_journal_that_is_away_is_waited_for_two_seconds_and_then_refuses() {
     let store = Faulty::new();
     let model = ScriptedModel::with_responses(["a"]);
     let agents = [agent("plain", &model)];

@@ -171,7 +171,7 @@ async fn sig_508_what_a_subscriber_has_lost_is_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sig_322_r34_dropping_a_subscription_ends_it_and_the_run_goes_on() {
+async fn sig_320_sig_322_r34_dropping_a_subscription_ends_it_and_the_run_goes_on() {
     let gate = Gate::new();
     let world = world(ScriptedModel::with_responses([Script::new().text("a ").gate(&gate).text("b")])).await;
     let mut watcher = world.watch().await;

@@ -411,6 +411,27 @@ async fn a_thread_for_the_run_is_kept_for_it_and_not_beyond() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn sig_210_a_sub_run_takes_in_nothing_of_its_parents_thread() {
+    let gate = bugle::model::Gate::new();
+    let (parent, child) = (
+        scripted(vec![to_explorer("look"), Script::from("done")]),
+        scripted(vec![Script::new().call_as("g1", "grep", "{}").gate(&gate), Script::from("found")]),
+    );
+    let explorer = explorer(&child).tool(grep()).build().unwrap();
+    let pair = pair_of(lead(&parent).agent("explorer", explorer), parent, child).await;
+    let mut watcher = pair.world.watch().await;
+    let run = pair.world.send("go").await.run_id.unwrap();
+    gate.reached().await;
+    let joined = pair.world.send("also").await;
+    assert_eq!(joined.run_id.as_ref(), Some(&run));
+    gate.open();
+    watcher.until_end_of(&run).await;
+    assert_eq!(pair.child_asked(0), ["go", "look"]);
+    assert_eq!(pair.child_asked(1), ["go", "look"]);
+    assert_eq!(pair.world.asked(1), ["go", "also"], "the parent takes it in once its tools have settled");
+}
+
+#[tokio::test(start_paused = true)]
 async fn sub_166_one_subagent_serves_many_delegations_and_keeps_nothing() {
     let (parent, child) = (scripted(vec![to_explorer("go"), Script::from("ok")]), ScriptedModel::recording());
     let shared = explorer(&child).build().unwrap();
