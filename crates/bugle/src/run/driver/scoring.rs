@@ -1,17 +1,46 @@
-//! What scorers are told of a run (SCO-033).
+//! What scorers and the iteration hook are told of a run (SCO-033), and what they answer.
 
-use super::Driver;
+use std::time::Duration;
+
+use super::{Driver, Flow};
 use crate::{
     chunk::FinishReason,
     json::{Object, Value, json},
     message::{Part, Role, StoredMessage},
-    run::{RunOutput, completion::Check, machine::StepToScore},
+    run::{
+        RunOutput,
+        completion::{Check, judge},
+        machine::{RunEvent, StepToScore},
+    },
     scorer::{Ended, ScorerInput},
+    subagent::{IterationComplete, call_iteration_hook},
 };
 
 impl Driver {
+    /// Asks the checks of the run whether the step that has ended completes it.
+    pub(super) async fn score(&mut self, step: StepToScore) -> Result<Option<RunEvent>, Flow> {
+        let check = self.check(step);
+        let mut watch = self.watch(Duration::ZERO);
+        let Some(completion) = &self.prepared.completion else { return Ok(None) };
+        let judged = judge(completion, &mut self.verdicts, check);
+        match watch.wait(judged).await {
+            Ok(verdict) => Ok(Some(RunEvent::Scored(verdict))),
+            Err(cut) => self.cut(cut),
+        }
+    }
+
+    /// Asks the iteration hook what comes next.
+    pub(super) async fn iteration_ended(&mut self, iteration: IterationComplete) -> Result<Option<RunEvent>, Flow> {
+        let Some(hook) = self.prepared.options.on_iteration_complete.clone() else { return Ok(None) };
+        let asked = call_iteration_hook(&hook, iteration);
+        match self.watch(Duration::ZERO).wait(asked).await {
+            Ok(decision) => Ok(Some(RunEvent::IterationJudged(decision))),
+            Err(cut) => self.cut(cut),
+        }
+    }
+
     /// The check of the step that has ended.
-    pub(super) fn check(&self, step: StepToScore) -> Check {
+    fn check(&self, step: StepToScore) -> Check {
         let (agent, run_id) = (&self.prepared.agent, &self.shared.run_id);
         let thread = self.prepared.thread();
         let max_steps = Some(self.prepared.max_steps()).filter(|steps| *steps != u32::MAX);
