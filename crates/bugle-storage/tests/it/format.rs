@@ -179,10 +179,12 @@ async fn mem_121_rows_of_observational_memory_stay_and_go_with_their_thread() {
     let columns = &tables(&connection)["mastra_observational_memory"];
     let needed: Vec<&Column> = columns.iter().filter(|(_, _, not_null, _)| *not_null).collect();
     for (id, thread) in [("o1", "'t1'"), ("o2", "'t2'"), ("o3", "NULL")] {
-        let names: String = needed.iter().map(|(name, ..)| format!("\"{name}\", ")).collect();
-        let values: String =
-            needed.iter().map(|(name, ..)| if name == "id" { format!("'{id}', ") } else { "1, ".into() }).collect();
-        let sql = format!("INSERT INTO mastra_observational_memory ({names} \"threadId\") VALUES ({values} {thread})");
+        let names: Vec<String> = needed.iter().map(|(name, ..)| format!("\"{name}\"")).collect();
+        let values: Vec<String> =
+            needed.iter().map(|(name, ..)| if name == "id" { format!("'{id}'") } else { "1".into() }).collect();
+        let (names, values) = (names.join(", "), values.join(", "));
+        let sql =
+            format!("INSERT INTO mastra_observational_memory ({names}, \"threadId\") VALUES ({values}, {thread})");
         connection.execute_batch(&sql).unwrap();
     }
     store.save_messages(vec![message("t1", "m1")]).await.unwrap();

@@ -270,7 +270,7 @@ impl Warnings {
 impl tracing::field::Visit for Warnings {
     fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
         if let Some(line) = self.0.lock().last_mut() {
-            line.push_str(&format!(" {field}={value:?}"));
+            let _ = std::fmt::Write::write_fmt(line, format_args!(" {field}={value:?}"));
         }
     }
 }

@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
 use super::*;
 use crate::{
-    processor::{Chunks, Flush, Hook},
+    processor::{Chunks, Flush, Hook, Stop},
     run::response::as_event,
 };
 

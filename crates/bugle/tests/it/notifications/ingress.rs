@@ -230,9 +230,9 @@ async fn notif_013_a_lease_that_another_process_holds_makes_a_thread_active() {
 }
 
 /// Options of a run that show in its prompt.
-fn saying(text: &str) -> Option<Box<RunOptions>> {
+fn saying(text: &str) -> Box<RunOptions> {
     let instructions = Some(bugle::run::Texts::One(text.to_owned()));
-    Some(Box::new(RunOptions { instructions, ..RunOptions::default() }))
+    Box::new(RunOptions { instructions, ..RunOptions::default() })
 }
 
 fn system(world: &World, n: usize) -> String {
@@ -241,9 +241,11 @@ fn system(world: &World, n: usize) -> String {
 
 #[tokio::test(start_paused = true)]
 async fn notif_017_a_woken_run_has_the_senders_options_or_else_the_policys() {
-    let policy = DeliveryPolicy::new()
-        .otherwise(Decision { stream_options: saying("the policy's"), ..Decision::from(DeliveryAction::Deliver) });
-    for (given, told) in [(None, "the policy's"), (saying("the sender's"), "the sender's")] {
+    let policy = DeliveryPolicy::new().otherwise(Decision {
+        stream_options: Some(saying("the policy's")),
+        ..Decision::from(DeliveryAction::Deliver)
+    });
+    for (given, told) in [(None, "the policy's"), (Some(saying("the sender's")), "the sender's")] {
         let model = ScriptedModel::with_responses(["woken"]);
         let policy = policy.clone();
         let world = world_with(model, NotificationOptions::default(), |agent| agent.notifications(policy)).await;
@@ -260,7 +262,10 @@ async fn notif_017_a_woken_run_has_the_senders_options_or_else_the_policys() {
 async fn notif_042_the_dispatcher_asks_again_for_options_only() {
     for (again, told) in [
         (
-            Ok(Some(Decision { stream_options: saying("asked again"), ..Decision::from(DeliveryAction::Discard) })),
+            Ok(Some(Decision {
+                stream_options: Some(saying("asked again")),
+                ..Decision::from(DeliveryAction::Discard)
+            })),
             "asked again",
         ),
         (Err("no idea".to_owned()), "You are plain."),
