@@ -11,10 +11,8 @@ pub(super) async fn run(args: State, session: &Session) -> Result<u8, Failure> {
     let text = text.ok_or_else(|| Failure::usage("say what the state is").hint(hint))?;
     let routing = send::routing(args.if_active.as_deref(), args.if_idle.as_deref())?;
     let key = args.key.unwrap_or_else(|| text.clone());
-    let mut state = match args.delta {
-        true => StateInput::delta(args.lane, key, text),
-        false => StateInput::snapshot(args.lane, key, text),
-    };
+    let mut state =
+        if args.delta { StateInput::delta(args.lane, key, text) } else { StateInput::snapshot(args.lane, key, text) };
     state.value = args.value.as_deref().map(|value| notify::json_flag("--value", value)).transpose()?;
     state.attributes = input::attributes(&args.attributes)?;
     state.tag_name = args.tag;
