@@ -142,10 +142,18 @@ async fn create_thread(call: Call) -> Answer {
             id: text(&call.body, "threadId").filter(|id| !id.trim().is_empty()).map(str::to_owned),
             resource_id: resource.to_owned(),
             title: text(&call.body, "title").map(str::to_owned),
-            metadata: object(&call.body, "metadata").cloned(),
+            metadata: object(&call.body, "metadata").cloned().map(without_lanes),
         })
         .await?;
     Ok(answer(thread))
+}
+
+/// A new thread has told no states, whatever its creator says.
+fn without_lanes(mut metadata: Object) -> Object {
+    if let Some(Value::Object(own)) = metadata.get_mut("mastra") {
+        own.shift_remove("stateSignals");
+    }
+    metadata
 }
 
 async fn get_thread(call: Call) -> Answer {

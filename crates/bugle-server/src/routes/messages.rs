@@ -62,12 +62,7 @@ async fn send_state(call: Call) -> Answer {
         StateInput::from_json(call.body.get("state").unwrap_or(&Value::Null)).map_err(|error| under(error.into()))?;
     match agent.send_state_signal(target, state).await.map_err(under)? {
         StateSent::Unchanged => Ok(answer(json!({"skipped": true, "reason": "unchanged"}))),
-        StateSent::Sent { outcome, mut persisted, .. } => {
-            if outcome.action == Action::Persist {
-                persisted.wait().await?;
-            }
-            Ok(answer(told(outcome)))
-        }
+        StateSent::Sent { outcome, .. } => Ok(answer(told(outcome))),
     }
 }
 

@@ -268,11 +268,16 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<Committed> 
         if step.messages.is_empty() { threads::owner(connection, id)? } else { threads::touch(connection, id, now)? };
     check_owned(&step.thread, owner.clone())?;
     place(connection, step)?;
+    let mut untold = rules::blocked_states(step.messages.iter().map(|(message, _)| message));
     if !step.removed.is_empty() {
         messages::remove(connection, id, &step.removed)?;
         let waits = |id: &&MessageId| step.returned.iter().any(|draft| draft.entry.signal.id == **id);
         let gone: Vec<MessageId> = step.removed.iter().filter(|id| !waits(id)).cloned().collect();
         notifications::undeliver(connection, id, &gone, now)?;
+        untold.extend(gone);
+    }
+    if !untold.is_empty() {
+        threads::untrack(connection, id, &untold, now)?;
     }
     messages::put_all(connection, &step.messages, |_| Ok(owner.clone()))?;
     put_back(connection, &step.thread, &step.returned, now)?;

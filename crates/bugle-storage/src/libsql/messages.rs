@@ -87,11 +87,19 @@ pub(super) fn put_all(
 
 pub(super) fn delete(connection: &Connection, ids: &[MessageId]) -> Answer<usize> {
     let mut deleted = 0;
+    let mut threads: Vec<String> = Vec::new();
+    let mut thread =
+        connection.prepare_cached("SELECT thread_id FROM mastra_messages WHERE id = ?1 AND role = 'signal'")?;
     let mut forget = connection.prepare_cached("DELETE FROM bugle_inbox WHERE id = ?1 AND state = 1")?;
     let mut delete = connection.prepare_cached("DELETE FROM mastra_messages WHERE id = ?1")?;
     for id in ids {
+        let of = thread.query_row([id.as_str()], |row| codec::text(row, 0)).optional()?.flatten();
+        threads.extend(of.filter(|of| !threads.contains(of)));
         deleted += delete.execute([id.as_str()])?;
         forget.execute([id.as_str()])?;
+    }
+    for thread in threads {
+        threads::untrack(connection, &thread, ids, Timestamp::now())?;
     }
     Ok(deleted)
 }

@@ -191,6 +191,11 @@ impl Storage for LibSql {
         self.inner.owner.clone()
     }
 
+    async fn owner_lives(&self, owner: &str) -> bool {
+        let (watch, owner) = (self.inner.watch.clone(), owner.to_owned());
+        tokio::task::spawn_blocking(move || watch.is_alive(&owner)).await.unwrap_or(true)
+    }
+
     async fn get_thread(&self, id: &str) -> Result<Option<Thread>, StorageError> {
         let id = id.to_owned();
         self.look(move |connection| threads::get(connection, &id)).await

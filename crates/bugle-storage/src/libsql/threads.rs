@@ -3,8 +3,9 @@
 use std::fmt::Write as _;
 
 use bugle::{
+    MessageId, ThreadKey,
     json::Object,
-    message::{Resource, Thread},
+    message::{Resource, Role, Thread},
     signal::LaneChange,
     storage::{
         CloneThread, ClonedThread, Direction, NewThread, Page, ResourceChange, StorageError, ThreadOrder, ThreadQuery,
@@ -99,6 +100,20 @@ pub(super) fn track_lanes(connection: &Connection, id: &str, changes: &[LaneChan
         put(connection, &thread)?;
     }
     Ok(changed)
+}
+
+/// The thread's lanes no longer have these signals (STATE-034).
+pub(super) fn untrack(connection: &Connection, id: &str, gone: &[MessageId], now: Timestamp) -> Answer<()> {
+    let Some(mut thread) = get(connection, id)?.filter(|thread| rules::tracks(thread, gone)) else {
+        return Ok(());
+    };
+    let anyone = ThreadKey::unowned(id);
+    let mut signals = messages::recent(connection, &anyone, rules::LANE_ROWS)?;
+    signals.retain(|row| row.role == Role::Signal);
+    if rules::untrack(&mut thread, gone, &signals, now) {
+        put(connection, &thread)?;
+    }
+    Ok(())
 }
 
 pub(super) fn get_state(connection: &Connection, id: &str, kind: &str) -> Answer<Option<Value>> {

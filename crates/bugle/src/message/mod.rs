@@ -14,6 +14,7 @@ pub use prompt::{HISTORY_EXTRA, PromptOptions, build_prompt, build_prompt_for, h
 pub use ui::{to_model_messages, to_ui_message};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::{
     id::{MessageId, ThreadKey},
@@ -59,6 +60,11 @@ pub struct StoredMessage {
 }
 
 impl StoredMessage {
+    /// Whether a guard has blocked it: it is shown to people, and kept out of prompts and lanes (ruling 34).
+    pub fn is_blocked(&self) -> bool {
+        self.content.meta("blocked").is_some_and(|blocked| !matches!(blocked, Value::Null | Value::Bool(false)))
+    }
+
     /// A message of `role` with one text part.
     pub fn text(id: MessageId, role: Role, text: impl Into<String>, created_at: Timestamp) -> Self {
         let text = text.into();

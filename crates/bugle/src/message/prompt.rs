@@ -59,14 +59,14 @@ pub fn build_prompt_for(
     provider: Option<&str>,
 ) -> Vec<PromptMessage> {
     let mut out = Vec::with_capacity(messages.len() + 1);
-    out.extend(messages.iter().filter(|row| row.role == Role::System && !is_blocked(row)).map(|row| {
+    out.extend(messages.iter().filter(|row| row.role == Role::System && !row.is_blocked()).map(|row| {
         PromptMessage::System {
             content: row.joined_text(),
             provider_options: provider_options(row.content.provider_metadata.as_ref()),
         }
     }));
     let mut builder = Builder { out, turn: Turn::default(), options: *options, provider };
-    for row in messages.iter().filter(|row| !is_blocked(row)) {
+    for row in messages.iter().filter(|row| !row.is_blocked()) {
         match row.role {
             Role::System => {}
             // Feedback of a check is stored as the reference stores it, and read as a reminder on the user's side (ruling 10).
@@ -87,10 +87,6 @@ pub fn build_prompt_for(
     }
     builder.flush();
     builder.out
-}
-
-fn is_blocked(row: &StoredMessage) -> bool {
-    row.content.meta("blocked").is_some_and(|blocked| !matches!(blocked, Value::Null | Value::Bool(false)))
 }
 
 /// An assistant turn under construction, and the results of its calls.

@@ -10,7 +10,7 @@ pub use agents::AgentHandle;
 pub use approval::*;
 pub use builder::BugleBuilder;
 pub use outcome::*;
-pub use state::{StatePersisted, StateSent};
+pub use state::StateSent;
 
 use std::{
     fmt,

@@ -17,12 +17,14 @@ use crate::{
         validate_attributes,
     },
     storage::{InputMode, rules},
+    time::Timestamp,
 };
 
 /// How often a lane is tried again when another process was faster (STATE-081).
 const TRIES: u32 = 6;
-/// Tracking that its writer has not confirmed is believed for so long: it may still be routing.
+/// How long another process that lives may take to route a state that it has tracked, and how often it is looked at.
 const ROUTING_MAX: Duration = Duration::from_secs(10);
+const ROUTING_POLL: Duration = Duration::from_millis(100);
 /// Locks that nobody holds are swept when there are more than these.
 const SWEEP_AT: usize = 256;
 
@@ -54,25 +56,9 @@ pub enum StateSent {
     Sent {
         /// The signal.
         signal: Signal,
-        /// What became of it.
+        /// What became of it. A persisted state has its row by now.
         outcome: Outcome,
-        /// Resolves when the row of a persisted state is written; at once for other outcomes.
-        persisted: StatePersisted,
     },
-}
-
-/// Waits for the row of a persisted state.
-#[derive(Debug)]
-pub struct StatePersisted(super::Sent);
-
-impl StatePersisted {
-    /// Waits until the row is written.
-    ///
-    /// # Errors
-    /// The store's.
-    pub async fn wait(&mut self) -> Result<(), Error> {
-        self.0.persisted().await
-    }
 }
 
 impl StateSent {
@@ -155,14 +141,18 @@ impl AgentHandle {
             let now = inner.clock.now();
             let version = match decide(&state, previous.as_ref(), None)? {
                 Decision::Accept { version } => version,
-                Decision::Skip => match &previous {
-                    Some(tracking) if self.was_lost(tracking, &key).await? => tracking.version.max(1),
-                    _ => return Ok(StateSent::Unchanged),
+                Decision::Skip => match self.standing(previous.as_ref(), &key, now).await? {
+                    Standing::Told => return Ok(StateSent::Unchanged),
+                    Standing::Lost { version } => version,
+                    Standing::Routing => {
+                        tokio::time::sleep(ROUTING_POLL).await;
+                        continue;
+                    }
                 },
             };
             let signal = state.signal(&lane, &key.thread_id, version, MessageId::fresh(), now)?;
             let mut tracking = Tracking::after(previous.as_ref(), (state.key(), state.mode, version), &signal.id, now);
-            tracking.pending = true;
+            tracking.pending = Some(inner.storage.owner());
             let change =
                 LaneChange { lane: lane.clone(), expected: previous.clone(), tracking: Some(tracking.clone()) };
             if inner.storage.track_lanes(&key.thread_id, vec![change]).await? {
@@ -180,37 +170,64 @@ impl AgentHandle {
         let routed = async {
             let mut sent = self.hand_over(target, SignalInput::from(signal), InputMode::Steer).await?;
             let outcome = sent.accepted().await?;
-            Ok::<_, Error>((sent, outcome))
+            if outcome.action == Action::Persist {
+                // Only a row that stands is a state the lane has (STATE-034).
+                sent.persisted().await?;
+            }
+            Ok::<_, Error>(outcome)
         };
         let routed = routed.await;
-        let taken = routed.as_ref().is_ok_and(|(_, outcome)| match outcome.action {
+        let taken = routed.as_ref().is_ok_and(|outcome| match outcome.action {
             Action::Wake | Action::Deliver | Action::Persist => true,
             Action::Discard | Action::Blocked => false,
         });
-        let after = if taken { Some(Tracking { pending: false, ..reserved.clone() }) } else { previous };
+        let after = if taken { Some(Tracking { pending: None, ..reserved.clone() }) } else { previous };
         let change = LaneChange { lane: lane.clone(), expected: Some(reserved), tracking: after };
         match inner.storage.track_lanes(&key.thread_id, vec![change]).await {
-            // A run has told the lane something newer meanwhile: that stands.
+            // A run has told the lane something newer meanwhile, or a guard has blocked it: that stands.
             Ok(_) => {}
             Err(error) if taken => {
                 tracing::warn!(%error, lane, "a state was sent, but its lane could not be confirmed");
             }
             Err(error) => tracing::warn!(%error, lane, "a state was not taken, and its lane could not be put back"),
         }
-        let (sent, outcome) = routed?;
-        Ok(StateSent::Sent { signal: outcome.signal.clone(), outcome, persisted: StatePersisted(sent) })
+        let outcome = routed?;
+        Ok(StateSent::Sent { signal: outcome.signal.clone(), outcome })
     }
 
-    /// Whether tracking names a state that nobody will ever see: its process died between reserving and routing.
-    async fn was_lost(&self, tracking: &Tracking, key: &crate::id::ThreadKey) -> Result<bool, Error> {
-        let inner = &self.bugle.inner;
-        let Some(id) = tracking.last_signal_id.as_ref().filter(|_| tracking.pending) else { return Ok(false) };
-        if inner.clock.now() < tracking.updated_at.plus(ROUTING_MAX) {
-            return Ok(false);
+    /// Whether a state that was tracked and never confirmed is really the thread's: in its conversation or its journal. It is
+    /// not if its sender died before it was routed (STATE-034, ruling 26).
+    async fn standing(
+        &self,
+        tracking: Option<&Tracking>,
+        key: &crate::id::ThreadKey,
+        now: Timestamp,
+    ) -> Result<Standing, Error> {
+        let storage = &self.bugle.inner.storage;
+        let unsure = tracking.and_then(|tracking| Some((tracking, tracking.pending.as_ref()?)));
+        let Some((tracking, owner)) = unsure else { return Ok(Standing::Told) };
+        let Some(id) = &tracking.last_signal_id else { return Ok(Standing::Told) };
+        if storage.get_messages(std::slice::from_ref(id)).await?.iter().any(|row| !row.is_blocked())
+            || storage.inbox(key).await?.iter().any(|entry| entry.signal.id == *id)
+        {
+            return Ok(Standing::Told);
         }
-        if !inner.storage.get_messages(std::slice::from_ref(id)).await?.is_empty() {
-            return Ok(false);
+        // States of one thread are told one after the other in this process, so its own are not under way.
+        if *owner != storage.owner() && now < tracking.updated_at.plus(ROUTING_MAX) && storage.owner_lives(owner).await
+        {
+            return Ok(Standing::Routing);
         }
-        Ok(!inner.storage.inbox(key).await?.iter().any(|entry| entry.signal.id == *id))
+        Ok(Standing::Lost { version: tracking.version.max(1) })
     }
+}
+
+/// What became of the state that a lane names.
+enum Standing {
+    Told,
+    /// Nobody will ever see it: it is told again, as the same version.
+    Lost {
+        version: u64,
+    },
+    /// Another process is at it.
+    Routing,
 }

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     id::{MessageId, RunId, ThreadKey},
     json::Value,
-    message::{Resource, StoredMessage, Thread},
+    message::{Resource, Role, StoredMessage, Thread},
     signal::LaneChange,
     time::{SharedClock, SystemClock, Timestamp},
 };
@@ -282,8 +282,13 @@ impl Storage for MemoryStorage {
 
     async fn delete_messages(&self, ids: &[MessageId]) -> Result<usize, StorageError> {
         rules::check_delete_ids(ids)?;
+        let now = self.clock.now();
         let state = &mut *self.state.lock();
-        Ok(ids.iter().filter(|id| state.remove_message(id).is_some()).count())
+        let gone: Vec<StoredMessage> = ids.iter().filter_map(|id| state.remove_message(id)).collect();
+        for thread in gone.iter().filter(|row| row.role == Role::Signal).filter_map(|row| row.thread_id.as_deref()) {
+            state.untrack(thread, ids, now);
+        }
+        Ok(gone.len())
     }
 
     async fn get_resource(&self, id: &str) -> Result<Option<Resource>, StorageError> {

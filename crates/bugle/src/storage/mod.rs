@@ -49,6 +49,12 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// lives does so for owners of this form (ruling 26).
     fn owner(&self) -> String;
 
+    /// Whether the process of an owner may still live (ruling 26); `true` where a store cannot tell.
+    async fn owner_lives(&self, owner: &str) -> bool {
+        let _ = owner;
+        true
+    }
+
     // Threads (MEM §3).
 
     /// The thread, whoever owns it.

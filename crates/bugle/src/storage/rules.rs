@@ -8,7 +8,7 @@ use crate::{
     id::MessageId,
     json::Object,
     message::{Part, Resource, Role, StoredMessage, Thread},
-    signal::{ContentPart, Contents, LaneChange, Signal, patch_lanes, tracked_lanes},
+    signal::{ContentPart, Contents, LaneChange, Signal, lane_signals, patch_lanes, tracked_lanes},
     storage::{
         Accept, CloneThread, ClonedThread, Commit, IncludeMessage, LeaseClaim, MessageQuery, MetadataChange, NewThread,
         ResourceChange, StorageError, ThreadQuery, ThreadUpdate,
@@ -125,6 +125,41 @@ pub fn track_lanes(thread: &mut Thread, changes: &[LaneChange], now: Timestamp) 
         thread.updated_at = now.max(thread.updated_at);
     }
     changed
+}
+
+/// The signals among these rows that are states of a lane and were blocked by a guard: no lane keeps them (STATE-034).
+pub fn blocked_states<'a>(rows: impl IntoIterator<Item = &'a StoredMessage>) -> Vec<MessageId> {
+    let is_state = |row: &&StoredMessage| {
+        let signal = row.content.meta("signal").filter(|_| row.role == Role::Signal && row.is_blocked());
+        signal.is_some_and(|signal| signal.pointer("/metadata/state").is_some())
+    };
+    rows.into_iter().filter(is_state).map(|row| row.id.clone()).collect()
+}
+
+/// Takes signals out of the lanes of their thread; `signals` are the thread's signals, as far as they are known. `false` if no
+/// lane had any of them.
+pub fn untrack(thread: &mut Thread, gone: &[MessageId], signals: &[StoredMessage], now: Timestamp) -> bool {
+    let changes: Vec<LaneChange> = tracked_lanes(thread)
+        .into_iter()
+        .filter_map(|(lane, tracking)| {
+            let mut rows = lane_signals(signals, &lane, &thread.id);
+            rows.retain(|row| !signals.iter().any(|signal| signal.id == row.id && signal.is_blocked()));
+            let without = tracking.without(gone, &rows, now)?;
+            Some(LaneChange { lane, expected: Some(tracking), tracking: Some(without) })
+        })
+        .collect();
+    !changes.is_empty() && track_lanes(thread, &changes, now)
+}
+
+/// How many of a thread's newest messages are looked through for what a lane had before ([`untrack`]).
+pub const LANE_ROWS: u32 = 500;
+
+/// Whether a lane of the thread has any of these signals.
+pub fn tracks(thread: &Thread, ids: &[MessageId]) -> bool {
+    tracked_lanes(thread).iter().any(|(_, tracking)| {
+        let named = tracking.last_signal_id.iter().chain(&tracking.last_snapshot_signal_id);
+        named.chain(tracking.active_copies.iter().map(|copy| &copy.id)).any(|id| ids.contains(id))
+    })
 }
 
 /// Refuses thread state that the reference cannot read (STO-079).

@@ -44,33 +44,40 @@ pub(crate) fn decide(
     tracking: Option<&Tracking>,
     window: Option<&[LaneSignal]>,
 ) -> Result<Decision, StateError> {
+    let decision = compare(state, tracking, window);
     let current = tracking.map_or(0, |tracking| tracking.version);
-    if state.mode == StateMode::Delta
-        && let Some(base) = state.base_version()
+    if matches!(decision, Decision::Accept { .. })
+        && state.mode == StateMode::Delta
+        && let Some(base) = state.base_version()?
         && base != current
     {
         let message =
             format!("the delta builds on version {base}, but the lane is at version {current}; send a snapshot");
         return Err(StateError::new("state_stale_base", message));
     }
+    Ok(decision)
+}
+
+fn compare(state: &StateInput, tracking: Option<&Tracking>, window: Option<&[LaneSignal]>) -> Decision {
+    let current = tracking.map_or(0, |tracking| tracking.version);
     let next = Decision::Accept { version: current + 1 };
-    let Some(tracking) = tracking else { return Ok(next) };
+    let Some(tracking) = tracking else { return next };
     if tracking.current_cache_key != state.key() {
-        return Ok(next);
+        return next;
     }
     let Some(window) = window else {
-        return Ok(if tracking.current_mode == Some(state.mode) { Decision::Skip } else { next });
+        return if tracking.current_mode == Some(state.mode) { Decision::Skip } else { next };
     };
     let mode_fits = tracking.current_mode.is_none_or(|mode| mode == state.mode);
     if !mode_fits {
-        return Ok(next);
+        return next;
     }
     let copy = window.iter().any(|signal| signal.mode == state.mode && signal.cache_key == state.cache_key);
     if copy {
-        return Ok(Decision::Skip);
+        return Decision::Skip;
     }
     // It fell out of view: the same version again (STATE-031).
-    Ok(if tracking.current_mode.is_some() { Decision::Accept { version: current.max(1) } } else { next })
+    if tracking.current_mode.is_some() { Decision::Accept { version: current.max(1) } } else { next }
 }
 
 /// The lanes of one run's thread while a request is prepared: read once, written once (STATE-060).

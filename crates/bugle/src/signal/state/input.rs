@@ -180,6 +180,7 @@ impl StateInput {
         if self.transient.is_some() {
             return Err(not_transient());
         }
+        self.base_version()?;
         let probe = self.signal_input(Object::new());
         probe.normalise(|| MessageId::from("probe"), Timestamp::default())?;
         Ok(())
@@ -198,8 +199,16 @@ impl StateInput {
     }
 
     /// The version a delta builds on, if its producer says so (STATE-082).
-    pub(crate) fn base_version(&self) -> Option<u64> {
-        self.metadata.as_ref()?.get("state")?.get("baseVersion")?.as_u64()
+    ///
+    /// # Errors
+    /// `state_invalid` for what is no version.
+    pub(crate) fn base_version(&self) -> Result<Option<u64>, StateError> {
+        let given = self.metadata.as_ref().and_then(|metadata| metadata.get("state")?.get("baseVersion"));
+        let wrong = || {
+            let message = "metadata.state.baseVersion must be a whole number from 0";
+            StateError::at("metadata.state.baseVersion", "state_invalid", message)
+        };
+        given.filter(|given| !given.is_null()).map(|given| given.as_u64().ok_or_else(wrong)).transpose()
     }
 
     /// The key that tracking compares (STATE-025).

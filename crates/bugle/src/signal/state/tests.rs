@@ -252,6 +252,58 @@ fn state_002_a_thread_has_so_many_lanes_and_their_ids_a_length() {
     assert_eq!((long.code, long.field.as_deref()), ("state_invalid", Some("id")));
 }
 
+#[test]
+fn state_034_what_is_taken_back_gives_the_lane_its_last_state_again() {
+    let signal = |id: &str, mode, version, at_ms| {
+        let state = StateInput { mode, ..StateInput::snapshot("a", format!("k{version}"), "x") };
+        let signal = state.signal("a", "t1", version, id.into(), at(at_ms)).unwrap();
+        signal.to_stored(Some(&thread()), at(at_ms))
+    };
+    let rows = [
+        signal("s1", StateMode::Snapshot, 1, 1),
+        signal("d1", StateMode::Delta, 2, 2),
+        signal("s2", StateMode::Snapshot, 3, 3),
+    ];
+    let known = lane_signals(&rows, "a", "t1");
+    let tracking = Tracking::after(None, ("k3".into(), StateMode::Snapshot, 3), &"s2".into(), at(3));
+    let back = tracking.without(&["s2".into()], &known, at(4)).unwrap();
+    assert_eq!((back.current_cache_key.as_str(), back.current_mode, back.version), ("k2", Some(StateMode::Delta), 3));
+    assert_eq!((back.last_signal_id, back.last_snapshot_signal_id), (Some("d1".into()), Some("s1".into())));
+    assert_eq!(back.active_copies.len(), 2);
+    let nothing = tracking.without(&["s2".into()], &[], at(4)).unwrap();
+    assert_eq!((nothing.current_cache_key.as_str(), nothing.last_snapshot_signal_id.is_none()), ("", true));
+    assert_eq!(tracking.without(&["other".into()], &known, at(4)), None);
+    let delta = Tracking::after(Some(&tracking), ("k4".into(), StateMode::Delta, 4), &"d2".into(), at(4));
+    let back = delta.without(&["d2".into()], &[], at(5)).unwrap();
+    assert_eq!((back.last_signal_id, back.last_snapshot_signal_id), (Some("s2".into()), Some("s2".into())));
+    assert_eq!(back.current_cache_key, "k3");
+}
+
+#[test]
+fn state_004_a_forged_version_does_no_harm() {
+    let forged =
+        Tracking::read(&json!({"currentCacheKey": "k", "currentMode": "snapshot", "version": u64::MAX})).unwrap();
+    let decision = decide(&StateInput::snapshot("a", "k2", "x"), Some(&forged), None).unwrap();
+    assert_eq!(decision, Decision::Accept { version: forged.version + 1 });
+}
+
+#[test]
+fn state_082_a_base_is_a_version_and_what_is_there_already_is_skipped_first() {
+    let based = |base: Value| StateInput {
+        metadata: json!({"state": {"baseVersion": base}}).as_object().cloned(),
+        ..StateInput::delta("a", "d", "x")
+    };
+    for wrong in [json!("1"), json!(-1), json!(1.5)] {
+        let error = based(wrong).check().unwrap_err();
+        assert_eq!(error.field.as_deref(), Some("metadata.state.baseVersion"));
+    }
+    let snapshot = Tracking::after(None, ("k".into(), StateMode::Snapshot, 1), &"s".into(), at(1));
+    let told = Tracking::after(Some(&snapshot), ("d".into(), StateMode::Delta, 2), &"d1".into(), at(2));
+    assert_eq!(decide(&based(json!(1)), Some(&told), None), Ok(Decision::Skip), "it was accepted before");
+    assert_eq!(decide(&based(json!(1)), Some(&snapshot), None), Ok(Decision::Accept { version: 2 }));
+    assert_eq!(decide(&based(json!(7)), Some(&snapshot), None).unwrap_err().code, "state_stale_base");
+}
+
 /// Any JSON, small.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![

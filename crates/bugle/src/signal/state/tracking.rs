@@ -6,11 +6,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::StateMode;
+use super::{LaneSignal, StateMode};
 use crate::{id::MessageId, json::Object, message::Thread, time::Timestamp};
 
 /// The longest cache key that is kept as it is, in bytes (STATE-025).
 const KEY_MAX: usize = 256;
+/// No lane has more versions; what is stored beyond is a forgery.
+const VERSION_MAX: u64 = u64::MAX / 2;
 /// The most copies that are kept in mind (STATE-024).
 pub(crate) const COPIES_MAX: usize = 64;
 
@@ -38,9 +40,10 @@ pub struct Tracking {
     /// Old deltas have been left out of `active_copies`.
     #[serde(skip_serializing_if = "crate::json::is_false")]
     pub truncated: bool,
-    /// Written before its signal was routed; confirmed once it is.
-    #[serde(skip_serializing_if = "crate::json::is_false")]
-    pub pending: bool,
+    /// Written before its signal was routed, by this owner of the store ([`crate::storage::Storage::owner`]); taken away once
+    /// it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending: Option<String>,
 }
 
 /// One signal of a lane.
@@ -72,13 +75,13 @@ impl Tracking {
         Some(Self {
             current_cache_key: text("currentCacheKey")?.to_owned(),
             current_mode: fields.get("currentMode").and_then(|mode| StateMode::deserialize(mode).ok()),
-            version: fields.get("version").and_then(Value::as_u64).unwrap_or_default(),
+            version: fields.get("version").and_then(Value::as_u64).unwrap_or_default().min(VERSION_MAX),
             last_signal_id: id("lastSignalId"),
             last_snapshot_signal_id: id("lastSnapshotSignalId"),
             updated_at: text("updatedAt").and_then(Timestamp::parse).unwrap_or_default(),
             active_copies: copies.take(COPIES_MAX * 2).collect(),
             truncated: flag("truncated"),
-            pending: flag("pending"),
+            pending: text("pending").map(str::to_owned),
         })
     }
 
@@ -114,8 +117,47 @@ impl Tracking {
             updated_at: now,
             active_copies: copies,
             truncated,
-            pending: false,
+            pending: None,
         }
+    }
+
+    /// The record after some of the lane's signals were taken back: rolled back, or blocked by a guard (STATE-034). `rows` are
+    /// the lane's other signals in the conversation. The version stays; with nothing left any state is new. `None` = none of
+    /// them is known here.
+    pub(crate) fn without(&self, gone: &[MessageId], rows: &[LaneSignal], now: Timestamp) -> Option<Self> {
+        let is_gone = |id: &MessageId| gone.contains(id);
+        let known = self.last_signal_id.iter().chain(&self.last_snapshot_signal_id);
+        if !known.chain(self.active_copies.iter().map(|copy| &copy.id)).any(is_gone) {
+            return None;
+        }
+        let mut copies: Vec<LaneCopy> = self.active_copies.iter().filter(|copy| !is_gone(&copy.id)).cloned().collect();
+        let is_snapshot = |copy: &LaneCopy| copy.mode == StateMode::Snapshot;
+        if !copies.iter().any(is_snapshot) {
+            let rows = rows.iter().filter(|row| !is_gone(&row.id));
+            let rows: Vec<LaneCopy> = rows
+                .map(|row| LaneCopy {
+                    id: row.id.clone(),
+                    cache_key: lane_key(&row.cache_key),
+                    mode: row.mode,
+                    version: row.version.unwrap_or_default(),
+                })
+                .collect();
+            if let Some(snapshot) = rows.iter().rposition(is_snapshot) {
+                copies = rows[snapshot..].to_vec();
+            }
+        }
+        let last = copies.last();
+        Some(Self {
+            current_cache_key: last.map(|copy| copy.cache_key.clone()).unwrap_or_default(),
+            current_mode: last.map(|copy| copy.mode),
+            version: self.version,
+            last_signal_id: last.map(|copy| copy.id.clone()),
+            last_snapshot_signal_id: copies.iter().rfind(|copy| is_snapshot(copy)).map(|copy| copy.id.clone()),
+            updated_at: now,
+            truncated: self.truncated && !copies.is_empty(),
+            active_copies: copies,
+            pending: None,
+        })
     }
 
     /// Whether both are the same acceptance: what a compare-and-swap compares (STATE-081).

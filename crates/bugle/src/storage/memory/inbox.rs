@@ -184,11 +184,14 @@ impl State {
                 self.remove_message(removed);
             }
         }
+        let mut untold = rules::blocked_states(&messages);
         if !removed.is_empty() {
             let waits = |id: &&MessageId| returned.iter().any(|entry| entry.signal.id == **id);
             let gone: Vec<MessageId> = removed.iter().filter(|id| !waits(id)).cloned().collect();
             self.notifications.undeliver(id, &gone, now);
+            untold.extend(gone);
         }
+        self.untrack(id, &untold, now);
         if !messages.is_empty() {
             self.touch(id, now);
         }

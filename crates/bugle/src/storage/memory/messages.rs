@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::State;
 use crate::{
     id::{MessageId, ThreadKey},
-    message::StoredMessage,
+    message::{Role, StoredMessage},
     storage::{Direction, MessageQuery, Page, StorageError, rules},
     time::Timestamp,
 };
@@ -112,6 +112,18 @@ impl State {
     pub(super) fn touch(&mut self, thread: &str, now: Timestamp) {
         if let Some(thread) = self.threads.get_mut(thread) {
             thread.updated_at = now.max(thread.updated_at);
+        }
+    }
+
+    /// The thread's lanes no longer have these signals (STATE-034).
+    pub(super) fn untrack(&mut self, id: &str, gone: &[MessageId], now: Timestamp) {
+        if gone.is_empty() || !self.threads.get(id).is_some_and(|thread| rules::tracks(thread, gone)) {
+            return;
+        }
+        let newest = self.thread_messages(id).rev().take(rules::LANE_ROWS as usize);
+        let signals: Vec<StoredMessage> = newest.filter(|row| row.role == Role::Signal).cloned().collect();
+        if let Some(thread) = self.threads.get_mut(id) {
+            rules::untrack(thread, gone, &signals, now);
         }
     }
 

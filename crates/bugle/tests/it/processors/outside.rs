@@ -7,6 +7,7 @@ use bugle::{
     json::json,
     memory::MemoryOptions,
     model::{Gate, Script, ScriptedModel},
+    processor::builtin::{OnMatch, RegexFilter, Rule},
     runtime::{Action, ActiveBehavior, IdleBehavior, StateSent},
     signal::{StateInput, Tracking, tracked_lanes},
     storage::{MetadataChange, NewThread, ThreadUpdate},
@@ -36,11 +37,7 @@ async fn ready() -> World {
 /// Stores without waking anybody.
 async fn store(world: &World, state: StateInput) -> Result<StateSent, Error> {
     let target = world.target_for(ActiveBehavior::Persist, IdleBehavior::Persist);
-    let mut sent = world.agent.send_state_signal(target, state).await?;
-    if let StateSent::Sent { persisted, .. } = &mut sent {
-        persisted.wait().await?;
-    }
-    Ok(sent)
+    world.agent.send_state_signal(target, state).await
 }
 
 fn code(sent: Result<StateSent, Error>) -> &'static str {
@@ -64,7 +61,7 @@ async fn state_020_022_032_versions_skips_and_tracking() {
     let delta = StateInput::delta("browser", "k1", "changed");
     assert!(!store(&world, delta).await.unwrap().is_unchanged(), "the other mode");
     let held = tracking(&world, "browser").await.unwrap();
-    assert_eq!((held.version, held.active_copies.len(), held.pending), (2, 2, false));
+    assert_eq!((held.version, held.active_copies.len(), held.pending), (2, 2, None));
     let thread = json!(world.storage.get_thread("thread").await.unwrap().unwrap());
     let rows = world.stored().await;
     assert_eq!(
@@ -160,15 +157,76 @@ async fn state_034_a_state_whose_process_died_before_it_was_routed_is_told_again
         current_mode: Some(bugle::signal::StateMode::Snapshot),
         version: 3,
         last_signal_id: Some("nobody".into()),
-        pending: true,
+        pending: Some("somebody".into()),
         ..Tracking::default()
     };
     let change = bugle::signal::LaneChange { lane: "a".into(), expected: None, tracking: Some(lost) };
     world.storage.track_lanes("thread", vec![change]).await.unwrap();
     assert!(!store(&world, snapshot("a", "k")).await.unwrap().is_unchanged());
     let held = tracking(&world, "a").await.unwrap();
-    assert_eq!((held.version, held.pending), (3, false));
+    assert_eq!((held.version, held.pending), (3, None));
     assert!(store(&world, snapshot("a", "k")).await.unwrap().is_unchanged());
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_034_a_persisted_state_whose_row_cannot_be_written_is_not_the_lanes() {
+    let faulty = Faulty::new();
+    let model = ScriptedModel::recording();
+    let agent = builder("plain", &model).build().unwrap();
+    let world = world_on(model, [agent], faulty.clone()).await;
+    world.storage.create_thread(NewThread::of(&world.thread)).await.unwrap();
+    store(&world, snapshot("a", "first")).await.unwrap();
+    let before = tracking(&world, "a").await;
+    faulty.fail("commit", 100);
+    assert!(store(&world, snapshot("a", "second")).await.is_err());
+    assert_eq!(tracking(&world, "a").await, before);
+    faulty.fail("commit", 0);
+    assert!(!store(&world, snapshot("a", "second")).await.unwrap().is_unchanged());
+    assert_eq!(tracking(&world, "a").await.unwrap().version, 2, "no hole");
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_034_ruling_33_a_state_that_was_rolled_back_is_told_again() {
+    let gate = Gate::new();
+    let model = ScriptedModel::with_responses([Script::new().text("a").gate(&gate), "b".into(), "c".into()]);
+    let world = world(model).await;
+    world.storage.create_thread(NewThread::of(&world.thread)).await.unwrap();
+    store(&world, snapshot("a", "before")).await.unwrap();
+    let mut watcher = world.watch().await;
+    world.agent.send_state_signal(&world.thread, snapshot("a", "woke")).await.unwrap();
+    gate.reached().await;
+    let instead = world.target_for(ActiveBehavior::Rollback, IdleBehavior::Wake);
+    let run = world.agent.send_message(instead, "instead").await.unwrap().accepted().await.unwrap().run_id.unwrap();
+    gate.open();
+    watcher.until_end_of(&run).await;
+    let held = tracking(&world, "a").await.unwrap();
+    assert_eq!((held.current_cache_key.as_str(), held.version), ("before", 2));
+    assert!(store(&world, snapshot("a", "before")).await.unwrap().is_unchanged());
+    assert!(!store(&world, snapshot("a", "woke")).await.unwrap().is_unchanged());
+    let row = world.stored().await.pop().unwrap().id;
+    world.storage.delete_messages(std::slice::from_ref(&row)).await.unwrap();
+    assert!(!store(&world, snapshot("a", "woke")).await.unwrap().is_unchanged(), "its row was deleted");
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_034_ruling_34_a_state_that_a_guard_blocked_is_not_the_lanes() {
+    let model = ScriptedModel::recording();
+    let rule = Rule::new("bad", "forbidden", 9).unwrap();
+    let guard = RegexFilter::new("guard", vec![rule], OnMatch::Block);
+    let agent = builder("plain", &model).memory(MemoryOptions::last(2)).input_processor(guard).build().unwrap();
+    let world = world_of(model, [agent]).await;
+    world.storage.create_thread(NewThread::of(&world.thread)).await.unwrap();
+    store(&world, snapshot("a", "good")).await.unwrap();
+    let mut watcher = world.watch().await;
+    let sent = world.agent.send_state_signal(&world.thread, snapshot("a", "forbidden")).await.unwrap();
+    watcher.until_end_of(sent.outcome().unwrap().run_id.as_ref().unwrap()).await;
+    assert_eq!(tracking(&world, "a").await.unwrap().current_cache_key, "good");
+    store(&world, StateInput::delta("a", "d", "then")).await.unwrap();
+    for text in ["one", "two", "three"] {
+        world.run(text).await;
+    }
+    let asked = world.asked(world.model.requested() - 1);
+    assert_eq!(asked[..2], ["<state>good</state>", "<state>then</state>"], "put back: {asked:?}");
 }
 
 #[tokio::test(start_paused = true)]
