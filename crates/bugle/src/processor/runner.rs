@@ -1,6 +1,6 @@
 //! Runs the hooks of one run in order: slots, panics, failures, violations (PROC §1, §5).
 
-use std::panic::AssertUnwindSafe;
+use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use futures::FutureExt;
 
@@ -12,6 +12,7 @@ use super::{
 use crate::{
     chunk::{Chunk, ChunkBody, ErrorInfo, Payload, TripwirePayload},
     json::json,
+    model::PromptMessage,
     signal::{LaneView, StateInput},
 };
 
@@ -31,6 +32,22 @@ struct Entry {
     processor: SharedProcessor,
     hooks: HookSet,
     slot: usize,
+    /// Keeps the chunks of the step for it.
+    keeps_parts: bool,
+}
+
+impl Entry {
+    /// What its hook gets.
+    fn context<'a>(
+        &'a self,
+        hook: Hook,
+        slots: &'a mut [Slot],
+        (info, retry_count): (&'a RunInfo, u32),
+        desk: &'a mut (dyn Desk + 'a),
+    ) -> Context<'a> {
+        let lane = self.processor.state_id();
+        Context { info, hook, lane, retry_count, slot: &mut slots[self.slot], desk }
+    }
 }
 
 /// The processors of one run, and what they keep.
@@ -50,21 +67,19 @@ pub(crate) struct Runner {
 
 /// Runs one hook of the processors of a list, up to the first that stops.
 macro_rules! each {
-    ($runner:ident, $list:ident, $hook:expr, $desk:ident, |$processor:ident, $cx:ident| $call:expr) => {{
+    ($runner:ident, $list:ident, $hook:expr, $desk:ident, |$processor:ident, $cx:ident| $call:expr) => {
+        each!($runner, $list, $hook, $desk, |$processor, $cx| $call, {})
+    };
+    ($runner:ident, $list:ident, $hook:expr, $desk:ident, |$processor:ident, $cx:ident| $call:expr, $then:expr) => {{
         let Runner { $list: list, slots, info, retry_count, .. } = &mut *$runner;
         for entry in list.iter().filter(|entry| entry.hooks.has($hook)) {
             let $processor = &*entry.processor;
-            let mut context = Context {
-                info: &*info,
-                hook: $hook,
-                lane: $processor.state_id(),
-                retry_count: *retry_count,
-                slot: &mut slots[entry.slot],
-                desk: &mut *$desk,
-            };
-            let $cx = &mut context;
-            let outcome = AssertUnwindSafe($call).catch_unwind().await;
-            judge($processor, $hook, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))?;
+            {
+                let $cx = &mut entry.context($hook, slots, (info, *retry_count), &mut *$desk);
+                let outcome = AssertUnwindSafe($call).catch_unwind().await;
+                judge($processor, $hook, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))?;
+            }
+            $then;
         }
     }};
 }
@@ -87,7 +102,11 @@ impl Runner {
                     ids.len() - 1
                 });
                 if !has.is_empty() {
-                    entries.push(Entry { processor: processor.clone(), hooks: has, slot });
+                    // An instance that is in the list twice gets one history.
+                    let keeps_parts = has.only(of).has(Hook::OutputStream)
+                        && processor.wants_stream_parts()
+                        && !entries.iter().any(|entry: &Entry| entry.slot == slot);
+                    entries.push(Entry { processor: processor.clone(), hooks: has, slot, keeps_parts });
                 }
             }
             entries
@@ -97,6 +116,16 @@ impl Runner {
         let error = entries(lists[2], &[]);
         let slots = ids.iter().map(|_| Slot::default()).collect();
         Self { input, output, error, slots, hooks, info, retry_count: 0, max_retries, working: None }
+    }
+
+    /// Whether no processor works anywhere.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.hooks.is_empty()
+    }
+
+    /// A step begins: what was kept of the stream of the one before goes.
+    pub(crate) fn begin_step(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.parts.clear());
     }
 
     /// Whether any processor works at this point.
@@ -138,14 +167,7 @@ impl Runner {
         for entry in list.iter().filter(|entry| entry.hooks.has(Hook::Input)) {
             let processor = &*entry.processor;
             *working = Some(processor.id().to_owned());
-            let mut context = Context {
-                info: &*info,
-                hook: Hook::Input,
-                lane: processor.state_id(),
-                retry_count: *retry_count,
-                slot: &mut slots[entry.slot],
-                desk: &mut *desk,
-            };
+            let mut context = entry.context(Hook::Input, slots, (info, *retry_count), &mut *desk);
             let outcome = AssertUnwindSafe(processor.process_input(&mut context, input)).catch_unwind().await;
             judge(processor, Hook::Input, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))?;
         }
@@ -159,7 +181,24 @@ impl Runner {
     }
 
     pub(crate) async fn input_step(&mut self, desk: &mut dyn Desk, step: &mut InputStep) -> Result<(), Stop> {
-        each!(self, input, Hook::InputStep, desk, |processor, cx| processor.process_input_step(cx, step));
+        let Self { input, slots, info, retry_count, .. } = self;
+        for entry in input.iter().filter(|entry| entry.hooks.has(Hook::InputStep)) {
+            let processor = &*entry.processor;
+            let before = step.message_id.clone();
+            let mut context = entry.context(Hook::InputStep, slots, (info, *retry_count), &mut *desk);
+            let outcome = AssertUnwindSafe(processor.process_input_step(&mut context, step)).catch_unwind().await;
+            judge(processor, Hook::InputStep, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))?;
+            // What one changes, the next sees (PROC-040).
+            if step.message_id == before {
+                step.message_id = desk.message_id();
+            } else {
+                let set = desk.set_message_id(step.message_id.clone());
+                set.map_err(|error| stop(processor, Hook::InputStep, error))?;
+            }
+            *retry_count = step.retry_count;
+            let added = desk.take_system().into_iter();
+            step.system.extend(added.map(|content| PromptMessage::System { content, provider_options: None }));
+        }
         Ok(())
     }
 
@@ -192,7 +231,11 @@ impl Runner {
     }
 
     pub(crate) async fn output_result(&mut self, desk: &mut dyn Desk, result: &mut OutputResult) -> Result<(), Stop> {
-        each!(self, output, Hook::OutputResult, desk, |processor, cx| processor.process_output_result(cx, result));
+        each!(self, output, Hook::OutputResult, desk, |processor, cx| processor.process_output_result(cx, result), {
+            if desk.take_replaced() {
+                result.messages = desk.answers();
+            }
+        });
         Ok(())
     }
 
@@ -208,14 +251,7 @@ impl Runner {
                 continue;
             }
             let processor = &*entry.processor;
-            let mut context = Context {
-                info: &*info,
-                hook: Hook::ApiError,
-                lane: processor.state_id(),
-                retry_count: *retry_count,
-                slot: &mut slots[entry.slot],
-                desk: &mut *desk,
-            };
+            let mut context = entry.context(Hook::ApiError, slots, (info, *retry_count), &mut *desk);
             let answer = AssertUnwindSafe(processor.process_api_error(&mut context, failure)).catch_unwind().await;
             asked.push(address);
             match answer.unwrap_or_else(|panic| Err(panicked(&*panic))) {
@@ -245,14 +281,7 @@ impl Runner {
         let Self { input, slots, info, retry_count, .. } = self;
         let Some(entry) = input.get(at) else { return Ok(None) };
         let processor = &*entry.processor;
-        let mut context = Context {
-            info: &*info,
-            hook: Hook::State,
-            lane: processor.state_id(),
-            retry_count: *retry_count,
-            slot: &mut slots[entry.slot],
-            desk,
-        };
+        let mut context = entry.context(Hook::State, slots, (info, *retry_count), desk);
         let outcome = AssertUnwindSafe(processor.compute_state_signal(&mut context, lane)).catch_unwind().await;
         match outcome.unwrap_or_else(|panic| Err(panicked(&*panic))) {
             Ok(state) => Ok(state),
@@ -260,19 +289,22 @@ impl Runner {
         }
     }
 
-    /// Passes a chunk through the stream hooks; what comes out is to be shown, in order.
-    pub(crate) async fn stream(&mut self, desk: &mut dyn Desk, chunk: Chunk) -> Result<Chunks, Stop> {
+    /// Passes a chunk through the stream hooks; what comes out, which is to be shown in order, is added to `out`.
+    pub(crate) async fn stream(&mut self, desk: &mut dyn Desk, chunk: Chunk, out: &mut Chunks) -> Result<(), Stop> {
         let Self { output, slots, info, retry_count, .. } = self;
-        let mut passing = Chunks::new();
-        passing.push(chunk);
-        for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
-            let mut next = Chunks::new();
-            for chunk in passing {
-                one(entry, slots, info, *retry_count, desk, chunk, &mut next).await?;
+        let mut entries = output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream));
+        let Some(first) = entries.next() else {
+            out.push(chunk);
+            return Ok(());
+        };
+        one(first, slots, (info, *retry_count), desk, chunk, out).await?;
+        for entry in entries {
+            // Moved only where a second hook follows.
+            for chunk in std::mem::take(out) {
+                one(entry, slots, (info, *retry_count), desk, chunk, out).await?;
             }
-            passing = next;
         }
-        Ok(passing)
+        Ok(())
     }
 
     /// Tells every stream hook of a chunk that none of them can change, drop or stop (PROC-063).
@@ -280,32 +312,28 @@ impl Runner {
         let Self { output, slots, info, retry_count, .. } = self;
         for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
             // Whoever stops or breaks here has its failure logged, and changes nothing.
-            let _ = one(entry, slots, info, *retry_count, desk, chunk.clone(), &mut Chunks::new()).await;
+            let _ = one(entry, slots, (info, *retry_count), desk, chunk.clone(), &mut Chunks::new()).await;
         }
     }
 
     /// Asks the stream hooks for what they hold; what one gives passes those after it.
-    pub(crate) async fn flush(&mut self, desk: &mut dyn Desk, at: Flush) -> Result<Chunks, Stop> {
+    pub(crate) async fn flush(&mut self, desk: &mut dyn Desk, at: Flush, out: &mut Chunks) -> Result<(), Stop> {
         let Self { output, slots, info, retry_count, .. } = self;
-        let mut passing = Chunks::new();
         for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
-            let mut next = Chunks::new();
-            for chunk in passing {
-                one(entry, slots, info, *retry_count, desk, chunk, &mut next).await?;
+            for chunk in std::mem::take(out) {
+                one(entry, slots, (info, *retry_count), desk, chunk, out).await?;
             }
-            flush_one(entry, slots, info, *retry_count, desk, at, &mut next).await?;
-            passing = next;
+            flush_one(entry, slots, (info, *retry_count), desk, at, out).await?;
         }
-        Ok(passing)
+        Ok(())
     }
 }
 
-/// One chunk through one stream hook.
+/// One chunk through one stream hook: one dynamic call (PROC-073).
 async fn one(
     entry: &Entry,
     slots: &mut [Slot],
-    info: &RunInfo,
-    retry_count: u32,
+    run: (&RunInfo, u32),
     desk: &mut dyn Desk,
     chunk: Chunk,
     out: &mut Chunks,
@@ -316,14 +344,15 @@ async fn one(
         return Ok(());
     }
     if matches!(chunk.payload(), Some(Payload::TextEnd { .. })) {
-        flush_one(entry, slots, info, retry_count, desk, Flush::Text, out).await?;
+        flush_one(entry, slots, run, desk, Flush::Text, out).await?;
+    }
+    if entry.keeps_parts {
+        slots[entry.slot].parts.push(Arc::new(chunk.clone()));
     }
     // Kept for a processor that breaks and lets things pass.
     let spare = (processor.on_error() == OnError::Pass).then(|| chunk.clone());
     let given = out.len();
-    let slot = &mut slots[entry.slot];
-    let lane = processor.state_id();
-    let mut context = Context { info, hook: Hook::OutputStream, lane, retry_count, slot, desk };
+    let mut context = entry.context(Hook::OutputStream, slots, run, desk);
     let outcome = AssertUnwindSafe(processor.process_output_stream(&mut context, chunk, out)).catch_unwind().await;
     if let Err(error) = outcome.unwrap_or_else(|panic| Err(panicked(&*panic))) {
         out.truncate(given);
@@ -339,16 +368,13 @@ async fn one(
 async fn flush_one(
     entry: &Entry,
     slots: &mut [Slot],
-    info: &RunInfo,
-    retry_count: u32,
+    run: (&RunInfo, u32),
     desk: &mut dyn Desk,
     at: Flush,
     out: &mut Chunks,
 ) -> Result<(), Stop> {
     let processor = &*entry.processor;
-    let slot = &mut slots[entry.slot];
-    let lane = processor.state_id();
-    let mut context = Context { info, hook: Hook::OutputStream, lane, retry_count, slot, desk };
+    let mut context = entry.context(Hook::OutputStream, slots, run, desk);
     let outcome = AssertUnwindSafe(processor.flush_output_stream(&mut context, at, out)).catch_unwind().await;
     judge(processor, Hook::OutputStream, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))
 }

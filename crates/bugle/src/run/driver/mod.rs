@@ -1,9 +1,8 @@
 //! Performs the effects of a run: asks the model, runs tools, commits, shows chunks. One task per run.
 
-#[macro_use]
-mod desk;
 mod asking;
 mod begin;
+mod desk;
 mod ending;
 mod hooks;
 mod lanes;
@@ -16,7 +15,7 @@ mod tools;
 
 use asking::model_name;
 pub(crate) use begin::{drive, read_snapshot};
-use desk::RunDesk;
+use desk::AtDesk;
 pub(crate) use ending::{aborted_direct, failed_direct, give_back};
 use ending::{fail_to_start, left_unread};
 use hooks::Hooks;
@@ -24,7 +23,7 @@ use resume::Claiming;
 pub(crate) use resume::parked_of;
 pub(crate) use seed::{Claimed, Resolution, ResumeSeed, RunSeed, SeedKind};
 
-use std::{collections::VecDeque, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::VecDeque, ops::ControlFlow, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use tokio::{
@@ -38,7 +37,7 @@ use super::{
     Decision, RunOptions, RunOutput, RunSnapshot,
     commit::{CommitError, Committer, storage_error},
     completion::Verdicts,
-    guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later, guard_pending},
+    guard::{Cut, PROCESSOR_GRACE, Stops, Watch, at, guard_first, guard_later, guard_pending},
     machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome, ToolRun},
     prepare::{Prepared, prepare},
     request::{Request, RequestEvent, timeout_error},
@@ -109,8 +108,11 @@ struct Driver {
     tool_deadline: Option<Instant>,
     written: mpsc::Receiver<Written>,
     writer: mpsc::Sender<Written>,
-    total_deadline: Option<Instant>,
+    /// What may end a wait for the agent's code.
+    stops: Stops,
     hooks: Hooks,
+    /// What the tools of the step need to know for delegations.
+    scope: Option<Arc<Scope>>,
     /// What the run's delegations share.
     delegations: Arc<DelegationState>,
     detached: Option<Detached>,
@@ -129,7 +131,7 @@ impl Driver {
         let mut abort_seen = false;
         let stop = self.inner.hub.stop.clone();
         // The caller's own signal stops the run like an abort without clear (SIG-311).
-        let caller_abort = self.prepared.options.abort.clone().unwrap_or_default();
+        let caller_abort = self.stops.caller.clone();
         loop {
             while let Some(event) = events.pop_front() {
                 if self.shared.is_fenced() {
@@ -149,7 +151,7 @@ impl Driver {
                     Flow::Left => return None,
                 }
             }
-            let deadline = self.total_deadline;
+            let deadline = self.stops.deadline;
             let tool_deadline = self.tool_deadline;
             let nudged = async {
                 match &self.link {
@@ -208,10 +210,19 @@ impl Driver {
     }
 
     async fn feed(&mut self, event: RunEvent, events: &mut VecDeque<RunEvent>) -> Flow {
-        let event = match self.intercept(event, events).await {
-            Ok(Some(event)) => event,
-            Ok(None) => return Flow::On,
-            Err(flow) => return flow,
+        let event = if self.hooks.runner.is_empty() {
+            event
+        } else {
+            self.hear(&event);
+            if self.concerns_hooks(&event) {
+                match Box::pin(self.intercept(event)).await {
+                    Ok(Some(event)) => event,
+                    Ok(None) => return Flow::On,
+                    Err(flow) => return flow,
+                }
+            } else {
+                event
+            }
         };
         let machine = &mut self.machine;
         let effects = match &self.link {
@@ -290,6 +301,7 @@ impl Driver {
                     Err(flow) => return flow,
                 },
                 RunEffect::StepEnded(summary) => {
+                    self.hooks.step_ended(&summary);
                     if let Some(hook) = &self.prepared.options.hooks.on_step_finish {
                         guarded("onStepFinish", || hook(&summary));
                     }
@@ -300,20 +312,8 @@ impl Driver {
         Flow::On
     }
 
-    /// Watches over a wait for the agent's code.
-    fn watch(&self, grace: Duration) -> Watch {
-        Watch {
-            shared: self.shared.clone(),
-            caller: self.prepared.options.abort.clone().unwrap_or_default(),
-            stop: self.inner.hub.stop.clone(),
-            deadline: self.total_deadline,
-            grace,
-            grace_ends: None,
-        }
-    }
-
     fn timed_out(&mut self) -> RunEvent {
-        self.total_deadline = None;
+        self.stops.deadline = None;
         let ms = self.prepared.options.model_settings.as_ref().and_then(|settings| settings.timeout?.total_ms);
         RunEvent::TimedOut(timeout_error("total", ms.unwrap_or_default()).info())
     }

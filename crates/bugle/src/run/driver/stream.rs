@@ -3,7 +3,7 @@
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
 use super::*;
 use crate::{
-    processor::{Chunks, Flush, Hook, Stop},
+    processor::{Chunks, Flush, Hook},
     run::response::as_event,
 };
 
@@ -27,11 +27,11 @@ impl Driver {
     /// `false` = stopped.
     pub(super) async fn emit_filtered(&mut self, chunk: Chunk, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
         let kept = matches!(chunk.payload(), Some(Payload::StepFinish(_))).then(|| chunk.clone());
-        let (outcome, _) = at_desk!(self, |runner, desk| runner.stream(desk, chunk));
+        let (mut at, mut out) = (self.at_desk(), Chunks::new());
+        let outcome = at.watch.wait(at.runner.stream(&mut at.desk, chunk, &mut out)).await;
         match (outcome, kept) {
-            (Ok(Ok(_)) | Err(Cut::Aborted | Cut::TimedOut), Some(finish)) => self.emit(finish),
-            (Ok(Ok(chunks)), None) => chunks.into_iter().for_each(|chunk| self.emit(chunk)),
-            (Ok(Err(_)), Some(finish)) => self.emit(finish),
+            (Ok(_) | Err(Cut::Aborted | Cut::TimedOut), Some(finish)) => self.emit(finish),
+            (Ok(Ok(())), None) => out.drain(..).for_each(|chunk| self.emit(chunk)),
             (Ok(Err(stop)), None) => {
                 events.push_front(Self::stopped(stop));
                 return Ok(false);
@@ -41,32 +41,25 @@ impl Driver {
         Ok(true)
     }
 
-    /// Passes a chunk of the response through the hooks; the machine hears of what was shown.
-    /// `false` = stopped.
+    /// Passes a chunk of the response through the hooks; the machine hears of what is shown. `false` = stopped.
     pub(super) async fn filter(&mut self, chunk: Chunk, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
-        let (outcome, _) = at_desk!(self, |runner, desk| runner.stream(desk, chunk));
-        match outcome {
-            Ok(Ok(chunks)) => self.pass(chunks, events),
-            Ok(Err(stop)) => {
-                events.push_back(Self::stopped(stop));
-                return Ok(false);
-            }
-            Err(cut) => {
-                events.extend(self.cut(cut)?);
-                return Ok(false);
+        let (mut at, mut out) = (self.at_desk(), Chunks::new());
+        let outcome = at.watch.wait(at.runner.stream(&mut at.desk, chunk, &mut out)).await;
+        match self.hooked(outcome)? {
+            ControlFlow::Continue(()) => self.pass(out, events).await,
+            ControlFlow::Break(event) => {
+                events.extend(event);
+                Ok(false)
             }
         }
-        Ok(true)
     }
 
     /// Tells the stream hooks of the error that ends the run; they cannot hold it back (PROC-063).
     pub(super) async fn tell_stream_hooks(&mut self, error: &ErrorInfo) {
         if self.hooks.runner.has(Hook::OutputStream) {
             let chunk = Chunk::agent(&self.shared.run_id, Payload::Error { error: error.clone() });
-            let _ = at_desk!(self, |runner, desk| async {
-                runner.tell_stream(desk, &chunk).await;
-                Ok::<_, Stop>(())
-            });
+            let mut at = self.at_desk();
+            let _ = at.watch.wait(at.runner.tell_stream(&mut at.desk, &chunk)).await;
         }
     }
 
@@ -77,22 +70,17 @@ impl Driver {
         chunk: Chunk,
         events: &mut VecDeque<RunEvent>,
     ) -> Result<(), Flow> {
-        let chunks = if self.hooks.runner.filters_data() {
-            let (outcome, _) = at_desk!(self, |runner, desk| runner.stream(desk, chunk));
-            match outcome {
-                Ok(Ok(chunks)) => chunks,
-                Ok(Err(stop)) => {
-                    events.push_back(Self::stopped(stop));
-                    return Ok(());
-                }
-                Err(cut) => {
-                    events.extend(self.cut(cut)?);
-                    return Ok(());
-                }
+        let mut chunks = Chunks::new();
+        if self.hooks.runner.filters_data() {
+            let mut at = self.at_desk();
+            let outcome = at.watch.wait(at.runner.stream(&mut at.desk, chunk, &mut chunks)).await;
+            if let ControlFlow::Break(event) = self.hooked(outcome)? {
+                events.extend(event);
+                return Ok(());
             }
         } else {
-            Chunks::from_iter([chunk])
-        };
+            chunks.push(chunk);
+        }
         for chunk in chunks {
             if let ChunkBody::Data(data) = &chunk.body
                 && data.transient != Some(true)
@@ -106,45 +94,48 @@ impl Driver {
 
     /// Asks the hooks for what they hold, at the end of a response.
     pub(super) async fn flush_stream(&mut self, events: &mut VecDeque<RunEvent>) -> Result<(), Flow> {
-        let (outcome, _) = at_desk!(self, |runner, desk| runner.flush(desk, Flush::Step));
-        match outcome {
-            Ok(Ok(chunks)) => {
-                self.pass(chunks, events);
-                events.push_back(RunEvent::StreamPassed);
+        let (mut at, mut out) = (self.at_desk(), Chunks::new());
+        let outcome = at.watch.wait(at.runner.flush(&mut at.desk, Flush::Step, &mut out)).await;
+        match self.hooked(outcome)? {
+            ControlFlow::Continue(()) => {
+                if self.pass(out, events).await? {
+                    events.push_back(RunEvent::StreamPassed);
+                }
             }
-            Ok(Err(stop)) => events.push_back(Self::stopped(stop)),
-            Err(cut) => events.extend(self.cut(cut)?),
+            ControlFlow::Break(event) => events.extend(event),
         }
         Ok(())
     }
 
     /// Gives what hooks hold when the run is aborted; it counts as shown (PROC-072).
-    pub(super) async fn flush_aborted(&mut self) -> Option<RunEvent> {
-        if !self.hooks.runner.has(Hook::OutputStream) {
-            return None;
+    pub(super) async fn flush_aborted(&mut self) {
+        let (mut at, mut out) = (self.at_desk(), Chunks::new());
+        let outcome = at.watch.wait(at.runner.flush(&mut at.desk, Flush::Abort, &mut out)).await;
+        if let Ok(Ok(())) = outcome {
+            for chunk in out {
+                self.machine.passed(&chunk);
+                self.emit(chunk);
+            }
         }
-        let (outcome, _) = at_desk!(self, |runner, desk| runner.flush(desk, Flush::Abort));
-        let chunks = outcome.ok()?.ok()?;
-        if chunks.is_empty() {
-            return None;
-        }
-        let mut events = VecDeque::new();
-        self.pass(chunks, &mut events);
-        events.pop_front()
     }
 
-    pub(super) fn pass(&mut self, chunks: Chunks, events: &mut VecDeque<RunEvent>) {
-        if chunks.is_empty() {
-            return;
-        }
+    /// Shows what hooks have passed on; the machine hears of each chunk first, and shows partial values after it.
+    /// `false` = stopped.
+    async fn pass(&mut self, chunks: Chunks, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
         let heard = self.hooks.runner.has(Hook::LlmResponse);
-        for chunk in &chunks {
-            self.emit(chunk.clone());
+        for chunk in chunks {
+            let partial = self.machine.passed(&chunk);
             if heard {
                 self.hooks.said.extend(chunk.payload().and_then(as_event));
             }
+            self.emit(chunk);
+            if let Some(partial) = partial
+                && !self.emit_filtered(partial, events).await?
+            {
+                return Ok(false);
+            }
         }
-        events.push_back(RunEvent::Passed(chunks.into_vec()));
+        Ok(true)
     }
 
     pub(super) fn emit(&self, chunk: Chunk) {

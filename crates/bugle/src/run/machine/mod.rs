@@ -316,7 +316,12 @@ impl RunMachine {
         let steps = self.step_count() + u32::from(ends_step);
         let has_step = phase != SnapshotPhase::Request && (self.step_resumed || self.waits_for_people());
         RunSnapshot {
-            message_id: self.next_message_id.as_ref().unwrap_or(&self.message_id).clone(),
+            message_id: self
+                .next_message_id
+                .as_ref()
+                .or_else(|| self.own_message_id().filter(|_| ends_step))
+                .unwrap_or(&self.message_id)
+                .clone(),
             first_message_id: self.first_message_id.clone(),
             iteration: self.iteration,
             steps,
@@ -432,7 +437,6 @@ impl RunMachine {
             RunEvent::Drained { inputs, rejected, messages } => {
                 self.drained(inputs, rejected, messages, now, &mut effects);
             }
-            RunEvent::Passed(chunks) => self.passed(chunks, &mut effects),
             RunEvent::StreamPassed => self.stream_passed(now, &mut effects),
             RunEvent::StepJudged(verdict) => self.step_judged(verdict, now, &mut effects),
             RunEvent::ResultJudged(verdict) => self.result_judged(verdict, now, &mut effects),
