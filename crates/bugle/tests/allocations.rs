@@ -1,5 +1,6 @@
 //! What the processor layer costs per chunk, in allocations (PROC-073): counts, not times, so that they are exact. A
 //! binary of its own, with one test, since the count is of the whole process.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
 use std::{alloc::System, sync::Arc};
 

@@ -1,6 +1,11 @@
 //! The guards of a run: input processors, and waiting for an agent's code without being deaf to a stop.
 
-use std::{sync::Arc, task::Poll, time::Duration};
+use std::{
+    pin::{Pin, pin},
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -57,7 +62,11 @@ pub(super) enum Cut {
 impl Watch<'_> {
     /// The outcome of `work`, unless something ends the wait; `work` is dropped then.
     pub(super) async fn wait<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Cut> {
-        tokio::pin!(work);
+        self.wait_for(pin!(work)).await
+    }
+
+    /// The same for work that is pinned already: it is not moved, which matters where it is done per chunk.
+    pub(super) async fn wait_for<T>(&mut self, mut work: Pin<&mut impl Future<Output = T>>) -> Result<T, Cut> {
         // Most hooks answer at once: nothing needs to be watched then.
         let at_once = std::future::poll_fn(|context| match work.as_mut().poll(context) {
             Poll::Ready(done) => Poll::Ready(Some(done)),

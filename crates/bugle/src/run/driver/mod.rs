@@ -244,7 +244,7 @@ impl Driver {
                 },
                 RunEffect::Emit(chunk) if self.is_filtered(&chunk) => {
                     // What a processor stops ends here: the machine hears of it before it does anything else.
-                    match self.emit_filtered(chunk, events).await {
+                    match Box::pin(self.emit_filtered(chunk, events)).await {
                         Ok(true) => {}
                         Ok(false) => break,
                         Err(flow) => return flow,
@@ -257,15 +257,15 @@ impl Driver {
                     Err(flow) => return flow,
                 },
                 RunEffect::FlushStream => {
-                    if let Err(flow) = self.flush_stream(events).await {
+                    if let Err(flow) = Box::pin(self.flush_stream(events)).await {
                         return flow;
                     }
                 }
-                RunEffect::JudgeStep => match self.judge_step().await {
+                RunEffect::JudgeStep => match Box::pin(self.judge_step()).await {
                     Ok(event) => events.extend(event),
                     Err(flow) => return flow,
                 },
-                RunEffect::JudgeResult => match self.judge_result().await {
+                RunEffect::JudgeResult => match Box::pin(self.judge_result()).await {
                     Ok(event) => events.extend(event),
                     Err(flow) => return flow,
                 },

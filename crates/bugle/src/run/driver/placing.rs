@@ -27,7 +27,7 @@ impl Driver {
         if unguarded || (entries.is_empty() && messages.is_empty()) {
             return Some(RunEvent::Drained { inputs: entries, rejected: Vec::new(), messages });
         }
-        match self.guard(first, entries, messages).await {
+        match Box::pin(self.guard(first, entries, messages)).await {
             Ok(event) => Some(event),
             // What was not judged goes back to the thread with the run's end.
             Err(Cut::TimedOut) => Some(self.timed_out()),

@@ -2,6 +2,8 @@
 
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
 use super::*;
+use std::pin::pin;
+
 use crate::{
     processor::{Chunks, Flush, Hook},
     run::response::as_event,
@@ -44,7 +46,7 @@ impl Driver {
     /// Passes a chunk of the response through the hooks; the machine hears of what is shown. `false` = stopped.
     pub(super) async fn filter(&mut self, chunk: Chunk, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
         let (mut at, mut out) = (self.at_desk(), Chunks::new());
-        let outcome = at.watch.wait(at.runner.stream(&mut at.desk, chunk, &mut out)).await;
+        let outcome = at.watch.wait_for(pin!(at.runner.stream(&mut at.desk, chunk, &mut out))).await;
         match self.hooked(outcome)? {
             ControlFlow::Continue(()) => self.pass(out, events).await,
             ControlFlow::Break(event) => {
@@ -130,7 +132,7 @@ impl Driver {
             }
             self.emit(chunk);
             if let Some(partial) = partial
-                && !self.emit_filtered(partial, events).await?
+                && !Box::pin(self.emit_filtered(partial, events)).await?
             {
                 return Ok(false);
             }

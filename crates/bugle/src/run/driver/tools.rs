@@ -140,7 +140,7 @@ impl Driver {
             WrittenWhat::Data(data) => {
                 let body = ChunkBody::Data(data);
                 let chunk = Chunk { run_id, from: ChunkFrom::User, body, metadata: None };
-                return self.emit_written(&tool_call_id, chunk, events).await;
+                return Box::pin(self.emit_written(&tool_call_id, chunk, events)).await;
             }
         };
         self.emit(Chunk { run_id, from: ChunkFrom::User, body, metadata: None });

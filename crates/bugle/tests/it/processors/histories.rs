@@ -93,10 +93,10 @@ impl Processor for Chaos {
         HookSet::of(&super::ALL)
     }
     async fn process_input(&self, _: &mut Context<'_>, input: &mut Input) -> Outcome {
-        match input.mid_run && self.chance(15) {
-            true => Err(ProcessorError::tripwire("not this one")),
-            false => Ok(()),
+        if input.mid_run && self.chance(15) {
+            return Err(ProcessorError::tripwire("not this one"));
         }
+        Ok(())
     }
     async fn process_input_step(&self, cx: &mut Context<'_>, step: &mut InputStep) -> Outcome {
         let own = step.model_settings.temperature.is_none()
@@ -276,9 +276,9 @@ fn check(watcher: &Watcher, stored: &[bugle::message::StoredMessage], log: &Log)
         let chunks: Vec<&Chunk> = watcher.chunks.iter().filter(|chunk| chunk.run_id.as_ref() == Some(run)).collect();
         let kinds: Vec<&str> = chunks.iter().map(|chunk| chunk.kind()).collect();
         // At the step limit the `finish` says `tool-calls`.
-        let is_end = |kind: &&&str| matches!(**kind, "finish" | "error" | "abort");
-        let ends = kinds.iter().filter(is_end).count();
-        if ends != 1 || kinds.last().filter(is_end).is_none() {
+        let is_end = |kind: &str| matches!(kind, "finish" | "error" | "abort");
+        let ends = kinds.iter().filter(|kind| is_end(kind)).count();
+        if ends != 1 || !kinds.last().is_some_and(|kind| is_end(kind)) {
             return Err(format!("run {run} has {ends} ends: {kinds:?}"));
         }
         let tripwires = kinds.iter().filter(|kind| **kind == "tripwire").count();
