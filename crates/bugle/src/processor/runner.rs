@@ -63,6 +63,10 @@ pub(crate) struct Runner {
     max_retries: Option<u32>,
     /// Whose input hook is working.
     working: Option<String>,
+    /// What stream hooks have given, until it is taken; and what they gave to those behind them. Kept here, so that chunks
+    /// are moved as little as possible.
+    given: Chunks,
+    passing: Chunks,
 }
 
 /// Runs one hook of the processors of a list, up to the first that stops.
@@ -115,7 +119,19 @@ impl Runner {
         let output = entries(lists[1], &OUTPUT);
         let error = entries(lists[2], &[]);
         let slots = ids.iter().map(|_| Slot::default()).collect();
-        Self { input, output, error, slots, hooks, info, retry_count: 0, max_retries, working: None }
+        Self {
+            input,
+            output,
+            error,
+            slots,
+            hooks,
+            info,
+            retry_count: 0,
+            max_retries,
+            working: None,
+            given: Chunks::new(),
+            passing: Chunks::new(),
+        }
     }
 
     /// Whether no processor works anywhere.
@@ -289,19 +305,21 @@ impl Runner {
         }
     }
 
-    /// Passes a chunk through the stream hooks; what comes out, which is to be shown in order, is added to `out`.
-    pub(crate) async fn stream(&mut self, desk: &mut dyn Desk, chunk: Chunk, out: &mut Chunks) -> Result<(), Stop> {
-        let Self { output, slots, info, retry_count, .. } = self;
-        let mut entries = output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream));
-        let Some(first) = entries.next() else {
-            out.push(chunk);
-            return Ok(());
-        };
-        one(first, slots, (info, *retry_count), desk, chunk, out).await?;
-        for entry in entries {
-            // Moved only where a second hook follows.
-            for chunk in std::mem::take(out) {
-                one(entry, slots, (info, *retry_count), desk, chunk, out).await?;
+    /// Takes what stream hooks have given, in order.
+    pub(crate) fn take_given(&mut self) -> Option<Chunk> {
+        if self.given.len() < 2 { self.given.pop() } else { Some(self.given.remove(0)) }
+    }
+
+    /// Passes a chunk through the stream hooks; what comes out is [taken](Self::take_given) to be shown.
+    pub(crate) async fn stream(&mut self, desk: &mut dyn Desk, chunk: Chunk) -> Result<(), Stop> {
+        let Self { output, slots, info, retry_count, given, passing, .. } = self;
+        given.clear();
+        given.push(chunk);
+        for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
+            std::mem::swap(given, passing);
+            given.clear();
+            while !passing.is_empty() {
+                one(entry, slots, (info, *retry_count), desk, passing, given).await?;
             }
         }
         Ok(())
@@ -309,57 +327,66 @@ impl Runner {
 
     /// Tells every stream hook of a chunk that none of them can change, drop or stop (PROC-063).
     pub(crate) async fn tell_stream(&mut self, desk: &mut dyn Desk, chunk: &Chunk) {
-        let Self { output, slots, info, retry_count, .. } = self;
+        let Self { output, slots, info, retry_count, given, passing, .. } = self;
         for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
+            passing.clear();
+            passing.push(chunk.clone());
             // Whoever stops or breaks here has its failure logged, and changes nothing.
-            let _ = one(entry, slots, (info, *retry_count), desk, chunk.clone(), &mut Chunks::new()).await;
+            let _ = one(entry, slots, (info, *retry_count), desk, passing, given).await;
         }
+        given.clear();
     }
 
     /// Asks the stream hooks for what they hold; what one gives passes those after it.
-    pub(crate) async fn flush(&mut self, desk: &mut dyn Desk, at: Flush, out: &mut Chunks) -> Result<(), Stop> {
-        let Self { output, slots, info, retry_count, .. } = self;
+    pub(crate) async fn flush(&mut self, desk: &mut dyn Desk, at: Flush) -> Result<(), Stop> {
+        let Self { output, slots, info, retry_count, given, passing, .. } = self;
+        given.clear();
         for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
-            for chunk in std::mem::take(out) {
-                one(entry, slots, (info, *retry_count), desk, chunk, out).await?;
+            std::mem::swap(given, passing);
+            given.clear();
+            while !passing.is_empty() {
+                one(entry, slots, (info, *retry_count), desk, passing, given).await?;
             }
-            flush_one(entry, slots, (info, *retry_count), desk, at, out).await?;
+            flush_one(entry, slots, (info, *retry_count), desk, at, given).await?;
         }
         Ok(())
     }
 }
 
-/// One chunk through one stream hook: one dynamic call (PROC-073).
+/// The next of `passing` through one stream hook: one dynamic call (PROC-073).
 async fn one(
     entry: &Entry,
     slots: &mut [Slot],
     run: (&RunInfo, u32),
     desk: &mut dyn Desk,
-    chunk: Chunk,
+    passing: &mut Chunks,
     out: &mut Chunks,
 ) -> Result<(), Stop> {
     let processor = &*entry.processor;
+    let Some(chunk) = passing.first() else { return Ok(()) };
     if matches!(chunk.body, ChunkBody::Data(_)) && !processor.processes_data_parts() {
-        out.push(chunk);
+        out.push(passing.remove(0));
         return Ok(());
     }
     if matches!(chunk.payload(), Some(Payload::TextEnd { .. })) {
         flush_one(entry, slots, run, desk, Flush::Text, out).await?;
     }
+    let Some(chunk) = passing.first() else { return Ok(()) };
     if entry.keeps_parts {
         slots[entry.slot].parts.push(Arc::new(chunk.clone()));
     }
     // Kept for a processor that breaks and lets things pass.
-    let spare = (processor.on_error() == OnError::Pass).then(|| chunk.clone());
+    let spare = (processor.on_error() == OnError::Pass).then(|| Box::new(chunk.clone()));
     let given = out.len();
     let mut context = entry.context(Hook::OutputStream, slots, run, desk);
-    let outcome = AssertUnwindSafe(processor.process_output_stream(&mut context, chunk, out)).catch_unwind().await;
+    let call = processor.process_output_stream(&mut context, passing.remove(0), out);
+    let outcome = AssertUnwindSafe(call).catch_unwind().await;
     if let Err(error) = outcome.unwrap_or_else(|panic| Err(panicked(&*panic))) {
         out.truncate(given);
         let broke = matches!(error, ProcessorError::Failed(_));
         judge(processor, Hook::OutputStream, Err(error))?;
         if broke {
-            out.extend(spare);
+            out.extend(spare.map(|chunk| *chunk));
         }
     }
     Ok(())

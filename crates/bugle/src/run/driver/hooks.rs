@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     chunk::TripwirePayload,
     model::{ModelEvent, ToolOutput},
-    processor::{ApiFailure, Chunks, Flush, Hook, LlmResponse, Recovery, Stop, ToolResult},
+    processor::{ApiFailure, Flush, Hook, LlmResponse, Recovery, Stop, ToolResult},
     run::{
         StepSummary,
         machine::{ResultVerdict, StepVerdict},
@@ -231,8 +231,8 @@ impl Driver {
                     self.model_index = model;
                     self.request = None;
                     // What stream hooks hold of the failed try is dropped.
-                    let (mut at, mut dropped) = (self.at_desk(), Chunks::new());
-                    let _ = at.watch.wait(at.runner.flush(&mut at.desk, Flush::Abort, &mut dropped)).await;
+                    let mut at = self.at_desk();
+                    let _ = at.watch.wait(at.runner.flush(&mut at.desk, Flush::Abort)).await;
                     return Ok(Some(RunEvent::RetryRequest));
                 }
                 Ok(Recovery::GiveUp) => {}

@@ -128,6 +128,7 @@ impl Driver {
     /// The loop; `None` if the run is left to another owner.
     async fn run(&mut self) -> Option<Ending> {
         let mut events = VecDeque::from([RunEvent::Begun]);
+        let mut effects = Vec::new();
         let mut abort_seen = false;
         let stop = self.inner.hub.stop.clone();
         // The caller's own signal stops the run like an abort without clear (SIG-311).
@@ -145,7 +146,7 @@ impl Driver {
                     self.tool_abort.cancel();
                     continue;
                 }
-                match self.feed(event, &mut events).await {
+                match self.feed(event, &mut events, &mut effects).await {
                     Flow::On => {}
                     Flow::Ended(ending) => return Some(ending),
                     Flow::Left => return None,
@@ -209,107 +210,91 @@ impl Driver {
         }
     }
 
-    async fn feed(&mut self, event: RunEvent, events: &mut VecDeque<RunEvent>) -> Flow {
-        let event = if self.hooks.runner.is_empty() {
-            event
-        } else {
+    /// Tells the machine of an event, past the hooks that have a say on it, and does what it says. A stream is mostly
+    /// chunks to be shown or filtered: they are done here; all else is boxed, so that this stays small (PROC-073).
+    async fn feed(&mut self, event: RunEvent, events: &mut VecDeque<RunEvent>, effects: &mut Vec<RunEffect>) -> Flow {
+        let mut event = event;
+        if !self.hooks.runner.is_empty() {
             self.hear(&event);
             if self.concerns_hooks(&event) {
-                match Box::pin(self.intercept(event)).await {
+                event = match Box::pin(self.intercept(event)).await {
                     Ok(Some(event)) => event,
                     Ok(None) => return Flow::On,
                     Err(flow) => return flow,
-                }
-            } else {
-                event
+                };
             }
-        };
-        let machine = &mut self.machine;
-        let effects = match &self.link {
-            Some(link) => link.placing(&self.inner.clock, |now| {
-                let effects = machine.apply(event, now);
-                (effects, machine.transcript().newest_placed())
-            }),
-            None => machine.apply(event, self.inner.clock.now()),
-        };
-        for effect in effects {
-            match effect {
-                RunEffect::Drain => match self.drain().await {
-                    Some(event) => events.push_back(event),
-                    None => return Flow::Left,
-                },
-                RunEffect::Commit => match self.commit().await {
-                    Some(event) => events.push_back(event),
-                    None => return Flow::Left,
-                },
-                RunEffect::Emit(chunk) if self.is_filtered(&chunk) => {
-                    // What a processor stops ends here: the machine hears of it before it does anything else.
-                    match Box::pin(self.emit_filtered(chunk, events)).await {
-                        Ok(true) => {}
-                        Ok(false) => break,
-                        Err(flow) => return flow,
-                    }
+        }
+        self.apply(event, effects);
+        for effect in effects.drain(..) {
+            let done = match effect {
+                RunEffect::Emit(chunk) if !self.is_filtered(&chunk) => {
+                    self.emit(chunk);
+                    continue;
                 }
-                RunEffect::Emit(chunk) => self.emit(chunk),
-                RunEffect::Filter(chunk) => match self.filter(chunk, events).await {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(flow) => return flow,
-                },
-                RunEffect::FlushStream => {
-                    if let Err(flow) = Box::pin(self.flush_stream(events)).await {
-                        return flow;
-                    }
-                }
-                RunEffect::JudgeStep => match Box::pin(self.judge_step()).await {
-                    Ok(event) => events.extend(event),
-                    Err(flow) => return flow,
-                },
-                RunEffect::JudgeResult => match Box::pin(self.judge_result()).await {
-                    Ok(event) => events.extend(event),
-                    Err(flow) => return flow,
-                },
-                RunEffect::Request => {
-                    if self.inner.is_draining() && self.committer.is_recoverable() {
-                        // At a boundary while the process drains: the next owner goes on from here (CLI-072).
-                        return Flow::Left;
-                    }
-                    match Box::pin(self.prepare_request()).await {
-                        Ok(event) => events.extend(event),
-                        Err(flow) => return flow,
-                    }
-                }
-                RunEffect::CancelRequest => self.request = None,
-                RunEffect::RunTools(runs) => {
-                    if let Err(flow) = Box::pin(self.start_tools(runs, events)).await {
-                        return flow;
-                    }
-                }
-                RunEffect::CancelTools => {
-                    self.tool_abort.cancel();
-                    for run in std::mem::take(&mut self.waiting_tools) {
-                        events.push_back(RunEvent::ToolDone { index: run.index, outcome: ToolOutcome::Interrupted });
-                    }
-                    self.tool_deadline = Some(Instant::now() + self.tool_grace());
-                }
-                RunEffect::Score(step) => match Box::pin(self.score(*step)).await {
-                    Ok(event) => events.extend(event),
-                    Err(flow) => return flow,
-                },
-                RunEffect::IterationEnded(iteration) => match Box::pin(self.iteration_ended(*iteration)).await {
-                    Ok(event) => events.extend(event),
-                    Err(flow) => return flow,
-                },
-                RunEffect::StepEnded(summary) => {
-                    self.hooks.step_ended(&summary);
-                    if let Some(hook) = &self.prepared.options.hooks.on_step_finish {
-                        guarded("onStepFinish", || hook(&summary));
-                    }
-                }
-                RunEffect::End(ending) => return Flow::Ended(ending),
+                RunEffect::Filter(chunk) => self.filter(chunk, events).await,
+                effect => Box::pin(self.perform(effect, events)).await,
+            };
+            match done {
+                Ok(true) => {}
+                // The machine hears first of what stops it here.
+                Ok(false) => break,
+                Err(flow) => return flow,
             }
         }
         Flow::On
+    }
+
+    fn apply(&mut self, event: RunEvent, effects: &mut Vec<RunEffect>) {
+        let machine = &mut self.machine;
+        match &self.link {
+            Some(link) => link.placing(&self.inner.clock, |now| {
+                machine.apply_into(event, now, effects);
+                ((), machine.transcript().newest_placed())
+            }),
+            None => machine.apply_into(event, self.inner.clock.now(), effects),
+        }
+    }
+
+    /// Does what the machine says. `false` = what it said besides is not to be done any more.
+    async fn perform(&mut self, effect: RunEffect, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
+        match effect {
+            RunEffect::Drain => events.push_back(self.drain().await.ok_or(Flow::Left)?),
+            RunEffect::Commit => events.push_back(self.commit().await.ok_or(Flow::Left)?),
+            RunEffect::Emit(chunk) if self.is_filtered(&chunk) => return self.emit_filtered(chunk, events).await,
+            RunEffect::Emit(chunk) => self.emit(chunk),
+            RunEffect::Filter(chunk) => return self.filter(chunk, events).await,
+            RunEffect::FlushStream => self.flush_stream(events).await?,
+            RunEffect::JudgeStep => events.extend(self.judge_step().await?),
+            RunEffect::JudgeResult => events.extend(self.judge_result().await?),
+            RunEffect::Request => {
+                if self.inner.is_draining() && self.committer.is_recoverable() {
+                    // At a boundary while the process drains: the next owner goes on from here (CLI-072).
+                    return Err(Flow::Left);
+                }
+                events.extend(Box::pin(self.prepare_request()).await?);
+            }
+            RunEffect::CancelRequest => self.request = None,
+            RunEffect::RunTools(runs) => Box::pin(self.start_tools(runs, events)).await?,
+            RunEffect::CancelTools => {
+                self.tool_abort.cancel();
+                for run in std::mem::take(&mut self.waiting_tools) {
+                    events.push_back(RunEvent::ToolDone { index: run.index, outcome: ToolOutcome::Interrupted });
+                }
+                self.tool_deadline = Some(Instant::now() + self.tool_grace());
+            }
+            RunEffect::Score(step) => events.extend(Box::pin(self.score(*step)).await?),
+            RunEffect::IterationEnded(iteration) => {
+                events.extend(Box::pin(self.iteration_ended(*iteration)).await?);
+            }
+            RunEffect::StepEnded(summary) => {
+                self.hooks.step_ended(&summary);
+                if let Some(hook) = &self.prepared.options.hooks.on_step_finish {
+                    guarded("onStepFinish", || hook(&summary));
+                }
+            }
+            RunEffect::End(ending) => return Err(Flow::Ended(ending)),
+        }
+        Ok(true)
     }
 
     fn timed_out(&mut self) -> RunEvent {

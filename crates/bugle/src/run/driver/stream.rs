@@ -5,7 +5,7 @@ use super::*;
 use std::pin::pin;
 
 use crate::{
-    processor::{Chunks, Flush, Hook},
+    processor::{Flush, Hook},
     run::response::as_event,
 };
 
@@ -29,11 +29,15 @@ impl Driver {
     /// `false` = stopped.
     pub(super) async fn emit_filtered(&mut self, chunk: Chunk, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
         let kept = matches!(chunk.payload(), Some(Payload::StepFinish(_))).then(|| chunk.clone());
-        let (mut at, mut out) = (self.at_desk(), Chunks::new());
-        let outcome = at.watch.wait(at.runner.stream(&mut at.desk, chunk, &mut out)).await;
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait(at.runner.stream(&mut at.desk, chunk)).await;
         match (outcome, kept) {
             (Ok(_) | Err(Cut::Aborted | Cut::TimedOut), Some(finish)) => self.emit(finish),
-            (Ok(Ok(())), None) => out.drain(..).for_each(|chunk| self.emit(chunk)),
+            (Ok(Ok(())), None) => {
+                while let Some(chunk) = self.hooks.runner.take_given() {
+                    self.emit(chunk);
+                }
+            }
             (Ok(Err(stop)), None) => {
                 events.push_front(Self::stopped(stop));
                 return Ok(false);
@@ -45,10 +49,10 @@ impl Driver {
 
     /// Passes a chunk of the response through the hooks; the machine hears of what is shown. `false` = stopped.
     pub(super) async fn filter(&mut self, chunk: Chunk, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
-        let (mut at, mut out) = (self.at_desk(), Chunks::new());
-        let outcome = at.watch.wait_for(pin!(at.runner.stream(&mut at.desk, chunk, &mut out))).await;
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait_for(pin!(at.runner.stream(&mut at.desk, chunk))).await;
         match self.hooked(outcome)? {
-            ControlFlow::Continue(()) => self.pass(out, events).await,
+            ControlFlow::Continue(()) => self.pass(events).await,
             ControlFlow::Break(event) => {
                 events.extend(event);
                 Ok(false)
@@ -72,35 +76,38 @@ impl Driver {
         chunk: Chunk,
         events: &mut VecDeque<RunEvent>,
     ) -> Result<(), Flow> {
-        let mut chunks = Chunks::new();
-        if self.hooks.runner.filters_data() {
-            let mut at = self.at_desk();
-            let outcome = at.watch.wait(at.runner.stream(&mut at.desk, chunk, &mut chunks)).await;
-            if let ControlFlow::Break(event) = self.hooked(outcome)? {
-                events.extend(event);
-                return Ok(());
-            }
-        } else {
-            chunks.push(chunk);
+        if !self.hooks.runner.filters_data() {
+            self.emit_data(tool_call_id, chunk);
+            return Ok(());
         }
-        for chunk in chunks {
-            if let ChunkBody::Data(data) = &chunk.body
-                && data.transient != Some(true)
-            {
-                self.machine.keep_data(tool_call_id, data);
-            }
-            self.emit(chunk);
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait(at.runner.stream(&mut at.desk, chunk)).await;
+        if let ControlFlow::Break(event) = self.hooked(outcome)? {
+            events.extend(event);
+            return Ok(());
+        }
+        while let Some(chunk) = self.hooks.runner.take_given() {
+            self.emit_data(tool_call_id, chunk);
         }
         Ok(())
     }
 
+    fn emit_data(&mut self, tool_call_id: &str, chunk: Chunk) {
+        if let ChunkBody::Data(data) = &chunk.body
+            && data.transient != Some(true)
+        {
+            self.machine.keep_data(tool_call_id, data);
+        }
+        self.emit(chunk);
+    }
+
     /// Asks the hooks for what they hold, at the end of a response.
     pub(super) async fn flush_stream(&mut self, events: &mut VecDeque<RunEvent>) -> Result<(), Flow> {
-        let (mut at, mut out) = (self.at_desk(), Chunks::new());
-        let outcome = at.watch.wait(at.runner.flush(&mut at.desk, Flush::Step, &mut out)).await;
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait(at.runner.flush(&mut at.desk, Flush::Step)).await;
         match self.hooked(outcome)? {
             ControlFlow::Continue(()) => {
-                if self.pass(out, events).await? {
+                if self.pass(events).await? {
                     events.push_back(RunEvent::StreamPassed);
                 }
             }
@@ -111,10 +118,10 @@ impl Driver {
 
     /// Gives what hooks hold when the run is aborted; it counts as shown (PROC-072).
     pub(super) async fn flush_aborted(&mut self) {
-        let (mut at, mut out) = (self.at_desk(), Chunks::new());
-        let outcome = at.watch.wait(at.runner.flush(&mut at.desk, Flush::Abort, &mut out)).await;
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait(at.runner.flush(&mut at.desk, Flush::Abort)).await;
         if let Ok(Ok(())) = outcome {
-            for chunk in out {
+            while let Some(chunk) = self.hooks.runner.take_given() {
                 self.machine.passed(&chunk);
                 self.emit(chunk);
             }
@@ -123,21 +130,22 @@ impl Driver {
 
     /// Shows what hooks have passed on; the machine hears of each chunk first, and shows partial values after it.
     /// `false` = stopped.
-    async fn pass(&mut self, chunks: Chunks, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
+    async fn pass(&mut self, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
         let heard = self.hooks.runner.has(Hook::LlmResponse);
-        for chunk in chunks {
+        let mut partials = Vec::new();
+        while let Some(chunk) = self.hooks.runner.take_given() {
             let partial = self.machine.passed(&chunk);
             if heard {
                 self.hooks.said.extend(chunk.payload().and_then(as_event));
             }
             self.emit(chunk);
-            if let Some(partial) = partial
-                && !Box::pin(self.emit_filtered(partial, events)).await?
-            {
-                return Ok(false);
-            }
+            partials.extend(partial);
         }
-        Ok(true)
+        // The newest holds what those before it do.
+        match partials.pop() {
+            Some(partial) => Box::pin(self.emit_filtered(partial, events)).await,
+            None => Ok(true),
+        }
     }
 
     pub(super) fn emit(&self, chunk: Chunk) {
