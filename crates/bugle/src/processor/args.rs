@@ -7,19 +7,21 @@ use smallvec::SmallVec;
 use crate::{
     agent::ModelEntry,
     chunk::{Chunk, ErrorInfo, FinishReason, ToolCallPayload, Usage},
+    id::MessageId,
     json::Object,
     message::{Part, StoredMessage},
     model::{ModelEvent, ModelSettings, PromptMessage, ResponseFormat, SharedModel, ToolChoice, ToolDefinition},
-    run::ToolChoiceOption,
+    run::{StructuredOutput, ToolChoiceOption},
     tool::Tool,
 };
 
 /// The new messages of a run, or one input that arrived mid-run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Input {
-    /// The new messages, oldest first; signals among them in stored form. A message that is taken out is not taken in.
+    /// The new messages, oldest first; signals among them in stored form. A message that is taken out is not taken in,
+    /// one that is added is, and one of role `system` that is added goes to [`Self::system`] (PROC-011).
     pub messages: Vec<StoredMessage>,
-    /// Added to the instructions of the whole run.
+    /// Added to the instructions of the whole run; each text once.
     pub system: Vec<String>,
     /// It arrived while the run was going on (SIG-208).
     pub mid_run: bool,
@@ -42,6 +44,14 @@ pub struct InputStep {
     pub model_settings: ModelSettings,
     /// The untagged system messages, as they were after `process_input` (PROC-013).
     pub system: Vec<PromptMessage>,
+    /// The form of the answer; the step that ends the run gives the value.
+    pub structured_output: Option<StructuredOutput>,
+    /// The id of the answer under construction. Another one, which no message has, closes it: the step's answer is a
+    /// message of its own. [`Context::rotate_message_id`](super::Context::rotate_message_id) takes a fresh one.
+    pub message_id: MessageId,
+    /// What [`Context::retry_count`](super::Context::retry_count) gives in the hooks of this step. How often a step may
+    /// be tried again is counted apart.
+    pub retry_count: u32,
 }
 
 /// A prompt about to be sent.
@@ -125,7 +135,7 @@ pub struct OutputResult {
     /// Why it ended.
     pub finish_reason: FinishReason,
     /// The answers of the run in stored form. Those that are changed are stored as changed; none is removed by leaving
-    /// it out (PROC-012).
+    /// it out (PROC-012), see [`Context::replace_messages`](super::Context::replace_messages).
     pub messages: Vec<StoredMessage>,
 }
 

@@ -4,6 +4,7 @@ use std::{
     any::{Any, TypeId},
     collections::HashMap,
     fmt,
+    sync::Arc,
 };
 
 use tokio_util::sync::CancellationToken;
@@ -11,9 +12,10 @@ use tokio_util::sync::CancellationToken;
 use super::{Hook, ProcessorError};
 use crate::{
     agent::RequestContext,
-    chunk::{ChunkBody, DataChunk},
+    chunk::{Chunk, ChunkBody, DataChunk},
     id::{MessageId, RunId, ThreadKey},
     message::StoredMessage,
+    model::SharedModel,
     run::StepSummary,
     runtime::{AgentHandle, Bugle},
     signal::{InvalidSignal, Signal, SignalInput, StateAnswer, StateInput},
@@ -30,9 +32,25 @@ pub(crate) struct RunInfo {
     pub(crate) runtime: Option<Bugle>,
 }
 
-/// The state of one processor in one run: a value per type (PROC-030, PROC-032).
+/// What one processor keeps in one run.
 #[derive(Default)]
-pub(crate) struct Slot(HashMap<TypeId, Box<dyn Any + Send>>);
+pub(crate) struct Slot {
+    /// A value per type (PROC-030, PROC-032).
+    values: HashMap<TypeId, Box<dyn Any + Send>>,
+    /// The chunks of the step so far, for those that want them (PROC-010).
+    pub(super) parts: Vec<Arc<Chunk>>,
+}
+
+/// Which messages a hook puts others in the place of (PROC-011).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Replaces {
+    /// The whole conversation of the run; what is new begins another answer.
+    Prompt,
+    /// The whole conversation of the run.
+    All,
+    /// The run's answers.
+    Answers,
+}
 
 /// The run as hooks work on it; the driver's side of [`Context`].
 pub(crate) trait Desk: Send {
@@ -48,6 +66,16 @@ pub(crate) trait Desk: Send {
     fn show(&mut self, body: ChunkBody);
     fn remove(&mut self, id: &MessageId) -> bool;
     fn replace(&mut self, message: StoredMessage) -> bool;
+    /// Puts messages in the place of others (PROC-011).
+    fn replace_all(&mut self, of: Replaces, messages: Vec<StoredMessage>) -> Result<(), ProcessorError>;
+    /// Gives system messages that were among them, once.
+    fn take_system(&mut self) -> Vec<String>;
+    /// Whether messages were put in the place of others since it was last asked.
+    fn take_replaced(&mut self) -> bool;
+    /// The run's answers.
+    fn answers(&self) -> Vec<StoredMessage>;
+    /// Another id for the answer of the step under way (PROC-040).
+    fn set_message_id(&mut self, id: MessageId) -> Result<(), ProcessorError>;
     fn rotate(&mut self) -> MessageId;
     /// Sends state on a lane (STATE-054, STATE-061).
     fn send_state(&mut self, lane: &str, input: StateInput) -> Result<StateAnswer, ProcessorError>;
@@ -128,6 +156,13 @@ impl Context<'_> {
         self.desk.is_own(&message.id)
     }
 
+    /// The chunks of the step under way as they came to this processor, in order, the one that is being judged last
+    /// (PROC-010). Each is copied once, when it comes, and shared from then on; kept until the next step begins. Empty
+    /// unless the processor [wants them](super::Processor::wants_stream_parts).
+    pub fn stream_parts(&self) -> &[Arc<Chunk>] {
+        &self.slot.parts
+    }
+
     /// The steps that are finished.
     pub fn steps(&self) -> &[StepSummary] {
         self.desk.steps()
@@ -150,7 +185,7 @@ impl Context<'_> {
 
     /// The processor's own value of this type, shared by all its hooks in this run and fresh in the next (PROC-030).
     pub fn state<T: Default + Send + 'static>(&mut self) -> &mut T {
-        let held = self.slot.0.entry(TypeId::of::<T>()).or_insert_with(|| Box::new(T::default()));
+        let held = self.slot.values.entry(TypeId::of::<T>()).or_insert_with(|| Box::new(T::default()));
         held.downcast_mut::<T>().expect("a value lies under its own type")
     }
 
@@ -199,6 +234,42 @@ impl Context<'_> {
         }
         self.desk.show(ChunkBody::Data(data));
         Ok(())
+    }
+
+    /// A model by its name, `provider/model` (PROC-041), for [`InputStep::models`](super::InputStep::models).
+    ///
+    /// # Errors
+    /// [`ProcessorError::Failed`] if the runtime has no [router](crate::BugleBuilder::model_router), or it does not know
+    /// the name.
+    pub fn model(&self, name: &str) -> Result<SharedModel, ProcessorError> {
+        let router = self.info.runtime.as_ref().and_then(|runtime| runtime.inner.model_router.clone());
+        let router = router.ok_or_else(|| {
+            ProcessorError::Failed(format!("model {name} is not known: the runtime has no model router"))
+        })?;
+        (router.0)(name).map_err(|error| ProcessorError::Failed(format!("model {name}: {error}")))
+    }
+
+    /// Puts `messages` in the place of what the hook was given (PROC-011): of the conversation ([`Self::messages`]) in
+    /// `process_input_step`, `process_output_step` and `process_tool_result`, of the run's answers in
+    /// `process_output_result`. Messages are known by id. Those that are missing are taken out of this run's
+    /// conversation (what is stored stays), changed ones are changed where they are, new ones come last and are stored
+    /// with the run. A new message of role `system` becomes a system message of the step that is being prepared; after
+    /// the request there is none, so that it has no effect. `process_input` changes [`super::Input::messages`] itself.
+    ///
+    /// An empty list changes nothing in an output hook (PROC-012): to remove, call [`Self::remove_message`].
+    ///
+    /// # Errors
+    /// [`ProcessorError::Failed`] in hooks that are given no messages, and for two messages with one id; nothing is
+    /// changed then.
+    pub fn replace_messages(&mut self, messages: Vec<StoredMessage>) -> Result<(), ProcessorError> {
+        let of = match self.hook {
+            Hook::InputStep => Replaces::Prompt,
+            Hook::OutputStep | Hook::ToolResult | Hook::OutputResult if messages.is_empty() => return Ok(()),
+            Hook::OutputStep | Hook::ToolResult => Replaces::All,
+            Hook::OutputResult => Replaces::Answers,
+            hook => return Err(ProcessorError::Failed(format!("{} cannot replace messages", hook.name()))),
+        };
+        self.desk.replace_all(of, messages)
     }
 
     /// Takes a message out of this run's conversation; what is stored stays. `false` if there is none.

@@ -24,7 +24,7 @@ mod runner;
 
 pub use args::*;
 pub use context::Context;
-pub(crate) use context::{Desk, RunInfo, Slot};
+pub(crate) use context::{Desk, Replaces, RunInfo, Slot};
 pub use list::{Processors, SharedProcessor};
 pub(crate) use runner::{Runner, Stop};
 
@@ -261,6 +261,11 @@ pub trait Processor: Send + Sync {
         false
     }
 
+    /// Whether [`Context::stream_parts`] is kept for it (PROC-010). Costs a copy of each chunk, when it comes.
+    fn wants_stream_parts(&self) -> bool {
+        false
+    }
+
     /// What happens when it breaks (PROC-056).
     fn on_error(&self) -> OnError {
         OnError::Abort
@@ -275,7 +280,9 @@ pub trait Processor: Send + Sync {
         Ok(())
     }
 
-    /// Before each prepared request: may change model, tools, settings and system messages of this step (PROC-040).
+    /// Before each prepared request: may change model, tools, settings and system messages of this step (PROC-040). A
+    /// tripwire that asks for a retry has the step hooks run again from the call's own values, as often as
+    /// `max_processor_retries` says (PROC-055 c); signals that were sent stay.
     async fn process_input_step(&self, cx: &mut Context<'_>, step: &mut InputStep) -> Outcome {
         Ok(())
     }
@@ -313,7 +320,9 @@ pub trait Processor: Send + Sync {
         Ok(())
     }
 
-    /// May change the result of a tool before the model, the stream and the store see it.
+    /// May change the result of a tool before the model, the stream and the store see it. A tripwire that asks for a
+    /// retry is the tool's error for the model, which is asked again, as often as `max_processor_retries` says
+    /// (PROC-055 c).
     async fn process_tool_result(&self, cx: &mut Context<'_>, result: &mut ToolResult) -> Outcome {
         Ok(())
     }

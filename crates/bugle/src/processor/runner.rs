@@ -1,6 +1,6 @@
 //! Runs the hooks of one run in order: slots, panics, failures, violations (PROC §1, §5).
 
-use std::panic::AssertUnwindSafe;
+use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use futures::FutureExt;
 
@@ -12,6 +12,7 @@ use super::{
 use crate::{
     chunk::{Chunk, ChunkBody, ErrorInfo, Payload, TripwirePayload},
     json::json,
+    model::PromptMessage,
     signal::{LaneView, StateInput},
 };
 
@@ -31,6 +32,22 @@ struct Entry {
     processor: SharedProcessor,
     hooks: HookSet,
     slot: usize,
+    /// Keeps the chunks of the step for it.
+    keeps_parts: bool,
+}
+
+impl Entry {
+    /// What its hook gets.
+    fn context<'a>(
+        &'a self,
+        hook: Hook,
+        slots: &'a mut [Slot],
+        (info, retry_count): (&'a RunInfo, u32),
+        desk: &'a mut (dyn Desk + 'a),
+    ) -> Context<'a> {
+        let lane = self.processor.state_id();
+        Context { info, hook, lane, retry_count, slot: &mut slots[self.slot], desk }
+    }
 }
 
 /// The processors of one run, and what they keep.
@@ -46,25 +63,27 @@ pub(crate) struct Runner {
     max_retries: Option<u32>,
     /// Whose input hook is working.
     working: Option<String>,
+    /// What stream hooks have given, until it is taken; and what they gave to those behind them. Kept here, so that chunks
+    /// are moved as little as possible.
+    given: Chunks,
+    passing: Chunks,
 }
 
 /// Runs one hook of the processors of a list, up to the first that stops.
 macro_rules! each {
-    ($runner:ident, $list:ident, $hook:expr, $desk:ident, |$processor:ident, $cx:ident| $call:expr) => {{
+    ($runner:ident, $list:ident, $hook:expr, $desk:ident, |$processor:ident, $cx:ident| $call:expr) => {
+        each!($runner, $list, $hook, $desk, |$processor, $cx| $call, {})
+    };
+    ($runner:ident, $list:ident, $hook:expr, $desk:ident, |$processor:ident, $cx:ident| $call:expr, $then:expr) => {{
         let Runner { $list: list, slots, info, retry_count, .. } = &mut *$runner;
         for entry in list.iter().filter(|entry| entry.hooks.has($hook)) {
             let $processor = &*entry.processor;
-            let mut context = Context {
-                info: &*info,
-                hook: $hook,
-                lane: $processor.state_id(),
-                retry_count: *retry_count,
-                slot: &mut slots[entry.slot],
-                desk: &mut *$desk,
-            };
-            let $cx = &mut context;
-            let outcome = AssertUnwindSafe($call).catch_unwind().await;
-            judge($processor, $hook, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))?;
+            {
+                let $cx = &mut entry.context($hook, slots, (info, *retry_count), &mut *$desk);
+                let outcome = AssertUnwindSafe($call).catch_unwind().await;
+                judge($processor, $hook, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))?;
+            }
+            $then;
         }
     }};
 }
@@ -87,7 +106,11 @@ impl Runner {
                     ids.len() - 1
                 });
                 if !has.is_empty() {
-                    entries.push(Entry { processor: processor.clone(), hooks: has, slot });
+                    // An instance that is in the list twice gets one history.
+                    let keeps_parts = has.only(of).has(Hook::OutputStream)
+                        && processor.wants_stream_parts()
+                        && !entries.iter().any(|entry: &Entry| entry.slot == slot);
+                    entries.push(Entry { processor: processor.clone(), hooks: has, slot, keeps_parts });
                 }
             }
             entries
@@ -96,7 +119,29 @@ impl Runner {
         let output = entries(lists[1], &OUTPUT);
         let error = entries(lists[2], &[]);
         let slots = ids.iter().map(|_| Slot::default()).collect();
-        Self { input, output, error, slots, hooks, info, retry_count: 0, max_retries, working: None }
+        Self {
+            input,
+            output,
+            error,
+            slots,
+            hooks,
+            info,
+            retry_count: 0,
+            max_retries,
+            working: None,
+            given: Chunks::new(),
+            passing: Chunks::new(),
+        }
+    }
+
+    /// Whether no processor works anywhere.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.hooks.is_empty()
+    }
+
+    /// A step begins: what was kept of the stream of the one before goes.
+    pub(crate) fn begin_step(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.parts.clear());
     }
 
     /// Whether any processor works at this point.
@@ -138,14 +183,7 @@ impl Runner {
         for entry in list.iter().filter(|entry| entry.hooks.has(Hook::Input)) {
             let processor = &*entry.processor;
             *working = Some(processor.id().to_owned());
-            let mut context = Context {
-                info: &*info,
-                hook: Hook::Input,
-                lane: processor.state_id(),
-                retry_count: *retry_count,
-                slot: &mut slots[entry.slot],
-                desk: &mut *desk,
-            };
+            let mut context = entry.context(Hook::Input, slots, (info, *retry_count), &mut *desk);
             let outcome = AssertUnwindSafe(processor.process_input(&mut context, input)).catch_unwind().await;
             judge(processor, Hook::Input, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))?;
         }
@@ -159,7 +197,24 @@ impl Runner {
     }
 
     pub(crate) async fn input_step(&mut self, desk: &mut dyn Desk, step: &mut InputStep) -> Result<(), Stop> {
-        each!(self, input, Hook::InputStep, desk, |processor, cx| processor.process_input_step(cx, step));
+        let Self { input, slots, info, retry_count, .. } = self;
+        for entry in input.iter().filter(|entry| entry.hooks.has(Hook::InputStep)) {
+            let processor = &*entry.processor;
+            let before = step.message_id.clone();
+            let mut context = entry.context(Hook::InputStep, slots, (info, *retry_count), &mut *desk);
+            let outcome = AssertUnwindSafe(processor.process_input_step(&mut context, step)).catch_unwind().await;
+            judge(processor, Hook::InputStep, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))?;
+            // What one changes, the next sees (PROC-040).
+            if step.message_id == before {
+                step.message_id = desk.message_id();
+            } else {
+                let set = desk.set_message_id(step.message_id.clone());
+                set.map_err(|error| stop(processor, Hook::InputStep, error))?;
+            }
+            *retry_count = step.retry_count;
+            let added = desk.take_system().into_iter();
+            step.system.extend(added.map(|content| PromptMessage::System { content, provider_options: None }));
+        }
         Ok(())
     }
 
@@ -192,7 +247,11 @@ impl Runner {
     }
 
     pub(crate) async fn output_result(&mut self, desk: &mut dyn Desk, result: &mut OutputResult) -> Result<(), Stop> {
-        each!(self, output, Hook::OutputResult, desk, |processor, cx| processor.process_output_result(cx, result));
+        each!(self, output, Hook::OutputResult, desk, |processor, cx| processor.process_output_result(cx, result), {
+            if desk.take_replaced() {
+                result.messages = desk.answers();
+            }
+        });
         Ok(())
     }
 
@@ -208,14 +267,7 @@ impl Runner {
                 continue;
             }
             let processor = &*entry.processor;
-            let mut context = Context {
-                info: &*info,
-                hook: Hook::ApiError,
-                lane: processor.state_id(),
-                retry_count: *retry_count,
-                slot: &mut slots[entry.slot],
-                desk: &mut *desk,
-            };
+            let mut context = entry.context(Hook::ApiError, slots, (info, *retry_count), &mut *desk);
             let answer = AssertUnwindSafe(processor.process_api_error(&mut context, failure)).catch_unwind().await;
             asked.push(address);
             match answer.unwrap_or_else(|panic| Err(panicked(&*panic))) {
@@ -245,14 +297,7 @@ impl Runner {
         let Self { input, slots, info, retry_count, .. } = self;
         let Some(entry) = input.get(at) else { return Ok(None) };
         let processor = &*entry.processor;
-        let mut context = Context {
-            info: &*info,
-            hook: Hook::State,
-            lane: processor.state_id(),
-            retry_count: *retry_count,
-            slot: &mut slots[entry.slot],
-            desk,
-        };
+        let mut context = entry.context(Hook::State, slots, (info, *retry_count), desk);
         let outcome = AssertUnwindSafe(processor.compute_state_signal(&mut context, lane)).catch_unwind().await;
         match outcome.unwrap_or_else(|panic| Err(panicked(&*panic))) {
             Ok(state) => Ok(state),
@@ -260,77 +305,88 @@ impl Runner {
         }
     }
 
-    /// Passes a chunk through the stream hooks; what comes out is to be shown, in order.
-    pub(crate) async fn stream(&mut self, desk: &mut dyn Desk, chunk: Chunk) -> Result<Chunks, Stop> {
-        let Self { output, slots, info, retry_count, .. } = self;
-        let mut passing = Chunks::new();
-        passing.push(chunk);
+    /// Takes what stream hooks have given, in order.
+    pub(crate) fn take_given(&mut self) -> Option<Chunk> {
+        if self.given.len() < 2 { self.given.pop() } else { Some(self.given.remove(0)) }
+    }
+
+    /// Passes a chunk through the stream hooks; what comes out is [taken](Self::take_given) to be shown.
+    pub(crate) async fn stream(&mut self, desk: &mut dyn Desk, chunk: Chunk) -> Result<(), Stop> {
+        let Self { output, slots, info, retry_count, given, passing, .. } = self;
+        given.clear();
+        given.push(chunk);
         for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
-            let mut next = Chunks::new();
-            for chunk in passing {
-                one(entry, slots, info, *retry_count, desk, chunk, &mut next).await?;
+            std::mem::swap(given, passing);
+            given.clear();
+            while !passing.is_empty() {
+                one(entry, slots, (info, *retry_count), desk, passing, given).await?;
             }
-            passing = next;
         }
-        Ok(passing)
+        Ok(())
     }
 
     /// Tells every stream hook of a chunk that none of them can change, drop or stop (PROC-063).
     pub(crate) async fn tell_stream(&mut self, desk: &mut dyn Desk, chunk: &Chunk) {
-        let Self { output, slots, info, retry_count, .. } = self;
+        let Self { output, slots, info, retry_count, given, passing, .. } = self;
         for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
+            passing.clear();
+            passing.push(chunk.clone());
             // Whoever stops or breaks here has its failure logged, and changes nothing.
-            let _ = one(entry, slots, info, *retry_count, desk, chunk.clone(), &mut Chunks::new()).await;
+            let _ = one(entry, slots, (info, *retry_count), desk, passing, given).await;
         }
+        given.clear();
     }
 
     /// Asks the stream hooks for what they hold; what one gives passes those after it.
-    pub(crate) async fn flush(&mut self, desk: &mut dyn Desk, at: Flush) -> Result<Chunks, Stop> {
-        let Self { output, slots, info, retry_count, .. } = self;
-        let mut passing = Chunks::new();
+    pub(crate) async fn flush(&mut self, desk: &mut dyn Desk, at: Flush) -> Result<(), Stop> {
+        let Self { output, slots, info, retry_count, given, passing, .. } = self;
+        given.clear();
         for entry in output.iter().filter(|entry| entry.hooks.has(Hook::OutputStream)) {
-            let mut next = Chunks::new();
-            for chunk in passing {
-                one(entry, slots, info, *retry_count, desk, chunk, &mut next).await?;
+            std::mem::swap(given, passing);
+            given.clear();
+            while !passing.is_empty() {
+                one(entry, slots, (info, *retry_count), desk, passing, given).await?;
             }
-            flush_one(entry, slots, info, *retry_count, desk, at, &mut next).await?;
-            passing = next;
+            flush_one(entry, slots, (info, *retry_count), desk, at, given).await?;
         }
-        Ok(passing)
+        Ok(())
     }
 }
 
-/// One chunk through one stream hook.
+/// The next of `passing` through one stream hook: one dynamic call (PROC-073).
 async fn one(
     entry: &Entry,
     slots: &mut [Slot],
-    info: &RunInfo,
-    retry_count: u32,
+    run: (&RunInfo, u32),
     desk: &mut dyn Desk,
-    chunk: Chunk,
+    passing: &mut Chunks,
     out: &mut Chunks,
 ) -> Result<(), Stop> {
     let processor = &*entry.processor;
+    let Some(chunk) = passing.first() else { return Ok(()) };
     if matches!(chunk.body, ChunkBody::Data(_)) && !processor.processes_data_parts() {
-        out.push(chunk);
+        out.push(passing.remove(0));
         return Ok(());
     }
     if matches!(chunk.payload(), Some(Payload::TextEnd { .. })) {
-        flush_one(entry, slots, info, retry_count, desk, Flush::Text, out).await?;
+        flush_one(entry, slots, run, desk, Flush::Text, out).await?;
+    }
+    let Some(chunk) = passing.first() else { return Ok(()) };
+    if entry.keeps_parts {
+        slots[entry.slot].parts.push(Arc::new(chunk.clone()));
     }
     // Kept for a processor that breaks and lets things pass.
-    let spare = (processor.on_error() == OnError::Pass).then(|| chunk.clone());
+    let spare = (processor.on_error() == OnError::Pass).then(|| Box::new(chunk.clone()));
     let given = out.len();
-    let slot = &mut slots[entry.slot];
-    let lane = processor.state_id();
-    let mut context = Context { info, hook: Hook::OutputStream, lane, retry_count, slot, desk };
-    let outcome = AssertUnwindSafe(processor.process_output_stream(&mut context, chunk, out)).catch_unwind().await;
+    let mut context = entry.context(Hook::OutputStream, slots, run, desk);
+    let call = processor.process_output_stream(&mut context, passing.remove(0), out);
+    let outcome = AssertUnwindSafe(call).catch_unwind().await;
     if let Err(error) = outcome.unwrap_or_else(|panic| Err(panicked(&*panic))) {
         out.truncate(given);
         let broke = matches!(error, ProcessorError::Failed(_));
         judge(processor, Hook::OutputStream, Err(error))?;
         if broke {
-            out.extend(spare);
+            out.extend(spare.map(|chunk| *chunk));
         }
     }
     Ok(())
@@ -339,16 +395,13 @@ async fn one(
 async fn flush_one(
     entry: &Entry,
     slots: &mut [Slot],
-    info: &RunInfo,
-    retry_count: u32,
+    run: (&RunInfo, u32),
     desk: &mut dyn Desk,
     at: Flush,
     out: &mut Chunks,
 ) -> Result<(), Stop> {
     let processor = &*entry.processor;
-    let slot = &mut slots[entry.slot];
-    let lane = processor.state_id();
-    let mut context = Context { info, hook: Hook::OutputStream, lane, retry_count, slot, desk };
+    let mut context = entry.context(Hook::OutputStream, slots, run, desk);
     let outcome = AssertUnwindSafe(processor.flush_output_stream(&mut context, at, out)).catch_unwind().await;
     judge(processor, Hook::OutputStream, outcome.unwrap_or_else(|panic| Err(panicked(&*panic))))
 }

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use tokio_util::sync::CancellationToken;
+
 use super::{
-    RunOptions, RunOutput, RunSnapshot, SeedKind, commit::storage_error, driver::read_snapshot,
+    RunOptions, RunOutput, RunSnapshot, SeedKind, StructuredOutput, commit::storage_error, driver::read_snapshot,
     machine::model_output_metadata, request::DEFAULT_RETRIES, settings::DEFAULT_STEPS, structured::provider_schema,
     tools::ToolTable,
 };
@@ -331,46 +333,13 @@ impl Prepared {
         headers
     }
 
-    fn injects_schema(&self) -> Option<&Value> {
-        let injection = self.options.structured_output.as_ref()?.json_prompt_injection.as_ref()?;
-        let off = injection == &Value::Bool(false) || injection == "auto";
-        (!off).then_some(injection)
-    }
-
-    /// The schema as the provider's own response format (LOOP-151).
-    pub(super) fn response_format(&self) -> Option<ResponseFormat> {
-        let structured = self.options.structured_output.as_ref()?;
-        if self.injects_schema().is_some() {
-            return None;
-        }
-        Some(ResponseFormat { schema: provider_schema(&structured.schema), name: "answer".to_owned() })
-    }
-
-    /// The schema in the prompt instead.
-    pub(super) fn inject_schema(&self, prompt: &mut Vec<PromptMessage>) {
-        let Some(structured) = self.options.structured_output.as_ref() else { return };
-        let mut text = structured.instructions.clone().unwrap_or_default();
-        if let Some(injection) = self.injects_schema() {
-            let schema = provider_schema(&structured.schema);
-            let told =
-                format!("Answer with one JSON value that fits this JSON Schema, and with nothing else:\n{schema}");
-            text = if text.is_empty() { told } else { format!("{text}\n{told}") };
-            if injection == "inline"
-                && let Some(PromptMessage::User { content, .. }) =
-                    prompt.iter_mut().rfind(|message| matches!(message, PromptMessage::User { .. }))
-            {
-                content.push(UserPart::Text { text, provider_options: None });
-                return;
-            }
-        }
-        if !text.is_empty() {
-            let at = prompt.iter().take_while(|message| matches!(message, PromptMessage::System { .. })).count();
-            prompt.insert(at, PromptMessage::System { content: text, provider_options: None });
-        }
-    }
-
     /// Makes the thread's title after the first exchange; never delays or fails the run (MEM-030).
-    pub(super) fn title_task(&self, output: &RunOutput) -> Option<impl Future<Output = ()> + Send + 'static> {
+    /// It ends with `stop`.
+    pub(super) fn title_task(
+        &self,
+        output: &RunOutput,
+        stop: CancellationToken,
+    ) -> Option<impl Future<Output = ()> + Send + 'static> {
         let options = self.memory.generate_title.clone()?;
         let thread = self.thread.clone()?;
         if self.memory.read_only {
@@ -381,7 +350,43 @@ impl Prepared {
         let mut messages = output.remembered_messages.clone();
         messages.extend(output.messages.clone());
         Some(async move {
-            generate_title(&model, &messages, &options, &storage, &thread).await;
+            // Dropping it writes nothing.
+            stop.run_until_cancelled(generate_title(&model, &messages, &options, &storage, &thread)).await;
         })
+    }
+}
+
+fn injects_schema(structured: &StructuredOutput) -> Option<&Value> {
+    let injection = structured.json_prompt_injection.as_ref()?;
+    let off = injection == &Value::Bool(false) || injection == "auto";
+    (!off).then_some(injection)
+}
+
+/// The schema as the provider's own response format (LOOP-151).
+pub(super) fn response_format(structured: &StructuredOutput) -> Option<ResponseFormat> {
+    if injects_schema(structured).is_some() {
+        return None;
+    }
+    Some(ResponseFormat { schema: provider_schema(&structured.schema), name: "answer".to_owned() })
+}
+
+/// The schema in the prompt instead.
+pub(super) fn inject_schema(structured: &StructuredOutput, prompt: &mut Vec<PromptMessage>) {
+    let mut text = structured.instructions.clone().unwrap_or_default();
+    if let Some(injection) = injects_schema(structured) {
+        let schema = provider_schema(&structured.schema);
+        let told = format!("Answer with one JSON value that fits this JSON Schema, and with nothing else:\n{schema}");
+        text = if text.is_empty() { told } else { format!("{text}\n{told}") };
+        if injection == "inline"
+            && let Some(PromptMessage::User { content, .. }) =
+                prompt.iter_mut().rfind(|message| matches!(message, PromptMessage::User { .. }))
+        {
+            content.push(UserPart::Text { text, provider_options: None });
+            return;
+        }
+    }
+    if !text.is_empty() {
+        let at = prompt.iter().take_while(|message| matches!(message, PromptMessage::System { .. })).count();
+        prompt.insert(at, PromptMessage::System { content: text, provider_options: None });
     }
 }

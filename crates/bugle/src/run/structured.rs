@@ -69,6 +69,11 @@ pub(crate) struct Structured {
 const PARTIAL_BYTES: usize = 64 * 1024;
 
 impl Structured {
+    /// What was asked for.
+    pub(crate) fn options(&self) -> &StructuredOutput {
+        &self.options
+    }
+
     pub(crate) fn new(options: StructuredOutput) -> Self {
         let wrap = Wrap::of(&options.schema);
         Self { options, wrap, text: String::new(), partial: None, next_at: 0, object: None, used_fallback: false }

@@ -193,6 +193,20 @@ impl Transcript {
         self.push(message, Mark { origin: Origin::Own, ephemeral, dirty: !ephemeral });
     }
 
+    /// Adds an input message of a caller, or one that a guard has added, which has neither id nor time of its own.
+    pub(crate) fn add_given(&mut self, mut message: StoredMessage, now: Timestamp) {
+        if message.id.as_str().is_empty() {
+            message.id = MessageId::fresh();
+        }
+        if message.created_at == Timestamp::default() {
+            message.created_at = self.next_time(now);
+        }
+        if let Some(thread) = self.thread.as_ref().filter(|_| message.thread_id.is_none()) {
+            message = message.on(thread);
+        }
+        self.add_input(message);
+    }
+
     /// Adds feedback, which the model reads on the user's side (ruling 10); `stored` or for this run only.
     pub(crate) fn add_feedback(&mut self, message: StoredMessage, stored: bool) {
         self.push(message, Mark { origin: Origin::Own, ephemeral: !stored, dirty: stored });
@@ -332,6 +346,54 @@ impl Transcript {
             self.marks[at].dirty = self.marks[at].origin == Origin::Own && !self.marks[at].ephemeral;
         }
         true
+    }
+
+    /// Whether there is a message with this id.
+    pub(crate) fn has(&self, id: &MessageId) -> bool {
+        self.messages.iter().any(|message| message.id == *id)
+    }
+
+    /// Fails with an id that two of `messages` have.
+    pub(crate) fn check_ids(messages: &[StoredMessage]) -> Result<(), MessageId> {
+        for (at, message) in messages.iter().enumerate() {
+            let twice = messages[..at].iter().any(|other| other.id == message.id);
+            if twice && !message.id.as_str().is_empty() {
+                return Err(message.id.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts `messages` in the place of all, or of the run's answers: what is missing goes, changed ones change where they
+    /// are, new ones come last (PROC-011). Gives the texts of new system messages, which are not placed.
+    pub(crate) fn replace_all(&mut self, answers: bool, messages: Vec<StoredMessage>, now: Timestamp) -> Vec<String> {
+        for at in (0..self.messages.len()).rev() {
+            let is_answer = self.marks[at].origin == Origin::Own && self.messages[at].role == Role::Assistant;
+            if (!answers || is_answer) && !messages.iter().any(|kept| kept.id == self.messages[at].id) {
+                self.remove(at);
+            }
+        }
+        let mut system = Vec::new();
+        for mut message in messages {
+            if self.has(&message.id) {
+                self.replace_message(message);
+                continue;
+            }
+            if message.role == Role::System {
+                system.push(message.joined_text());
+                continue;
+            }
+            if message.id.as_str().is_empty() {
+                message.id = MessageId::fresh();
+            }
+            message.created_at = self.next_time(now);
+            if let Some(thread) = &self.thread {
+                message = message.on(thread);
+            }
+            self.push(message, Mark { origin: Origin::Own, ephemeral: false, dirty: true });
+        }
+        system.retain(|text| !text.is_empty());
+        system
     }
 
     /// Puts messages of earlier, which are not stored again, before all others (STATE-036).

@@ -1,6 +1,6 @@
 //! The runtime's builder.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use indexmap::IndexMap;
 
@@ -8,6 +8,7 @@ use super::{Bugle, Inner};
 use crate::{
     agent::Agent,
     error::Error,
+    model::{ModelError, SharedModel},
     notification::{self, NotificationOptions},
     provider::{Providers, SharedProvider},
     pubsub::SharedPubSub,
@@ -18,6 +19,18 @@ use crate::{
 
 /// A run that waits for a person keeps its thread this long (SIG-382).
 const SUSPENDED_TTL: Duration = Duration::from_secs(30 * 60);
+
+/// Models by name.
+#[derive(Clone)]
+pub(crate) struct ModelRouter(pub(crate) Arc<Route>);
+
+type Route = dyn Fn(&str) -> Result<SharedModel, ModelError> + Send + Sync;
+
+impl fmt::Debug for ModelRouter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ModelRouter(..)")
+    }
+}
 
 /// Builds a [`Bugle`].
 #[derive(Debug, Default)]
@@ -31,6 +44,7 @@ pub struct BugleBuilder {
     notification_bus: Option<SharedPubSub>,
     providers: Vec<(String, SharedProvider)>,
     suspended_ttl: Option<Duration>,
+    model_router: Option<ModelRouter>,
 }
 
 impl BugleBuilder {
@@ -54,6 +68,17 @@ impl BugleBuilder {
     /// The store, shared with others.
     pub fn shared_storage(mut self, storage: SharedStorage) -> Self {
         self.storage = Some(storage);
+        self
+    }
+
+    /// Gives models by their names, `provider/model`: what processors that name a model get it from
+    /// ([`Context::model`](crate::processor::Context::model), PROC-041). Called once per name asked for; an unknown
+    /// provider or model is an error. Without one no name is known.
+    pub fn model_router(
+        mut self,
+        router: impl Fn(&str) -> Result<SharedModel, ModelError> + Send + Sync + 'static,
+    ) -> Self {
+        self.model_router = Some(ModelRouter(Arc::new(router)));
         self
     }
 
@@ -126,6 +151,7 @@ impl BugleBuilder {
             suspended_ttl: self.suspended_ttl.unwrap_or(SUSPENDED_TTL),
             lease_ttl: self.lease_ttl.unwrap_or(Duration::from_secs(15)).max(Duration::from_millis(30)),
             notifications: notification::State::new(self.notifications),
+            model_router: self.model_router,
             lane_locks: Default::default(),
             draining: std::sync::atomic::AtomicBool::new(false),
             swept: parking_lot::Mutex::default(),

@@ -73,6 +73,8 @@ pub(crate) struct Inner {
     pub(crate) suspended_ttl: Duration,
     /// Makes state of one thread be accepted one after the other (STATE-081).
     pub(crate) lane_locks: state::LaneLocks,
+    /// Models by name, for processors (PROC-041).
+    pub(crate) model_router: Option<builder::ModelRouter>,
     draining: AtomicBool,
     /// Where the last look at the store for unfinished threads ended, if it did not see all.
     swept: Mutex<Option<ThreadKey>>,

@@ -165,6 +165,11 @@ impl LiveScorer {
         self.sampling.takes(&ended.input.run_id)
     }
 
+    /// Whether it may want a run: its filter, which is asked before the sampling, or its sampling says which (SCO-082).
+    pub(crate) fn may_want(&self, run_id: &RunId) -> bool {
+        self.filter.is_some() || self.sampling.takes(run_id)
+    }
+
     /// Scores a run, if it is one of those.
     pub(crate) async fn score(&self, ended: &Ended) {
         if !self.wants(ended) {

@@ -1,38 +1,41 @@
 //! Asks the model: the request of a step as its hooks shape it, and the tools that go with it (PROC §1).
 
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
-use super::*;
-use crate::processor::{Hook, InputStep, LlmRequest};
+use super::{hooks::warn_of_no_retry, *};
+use crate::{
+    processor::{Hook, InputStep, LlmRequest, Stop},
+    run::{
+        StructuredOutput,
+        prepare::{inject_schema, response_format},
+    },
+};
 
 impl Driver {
     /// Prepares and sends a request: step hooks, lanes, the prepare-step callback, prompt hooks (STATE-050).
     pub(super) async fn prepare_request(&mut self) -> Result<Option<RunEvent>, Flow> {
         self.hooks.said.clear();
         self.hooks.replayed = false;
-        self.machine.bypass_stream(false);
         self.hooks.tools = self.prepared.tools.clone();
         self.hooks.shaped = true;
-        self.put_lanes_back().await;
+        self.hooks.retry_count = None;
+        self.hooks.runner.begin_step();
+        self.machine.begin_request();
         let shapes = self.hooks.runner.has(Hook::InputStep) || self.prepared.options.prepare_step.is_some();
         let lanes = self.hooks.runner.lanes();
+        if let Err(error) = self.read_lanes(!lanes.is_empty()).await {
+            return Ok(Some(RunEvent::HookFailed(error)));
+        }
         if !shapes && lanes.is_empty() && !self.hooks.runner.has(Hook::LlmRequest) {
             self.ask(None);
             return Ok(None);
         }
         let mut step = self.plain_step();
         let mut changed = false;
-        // One read of the thread serves all lanes of the step (STATE-060).
-        let keeps_lanes = !lanes.is_empty() || self.hooks.runner.has(Hook::InputStep);
-        if let Err(error) = self.read_lanes(keeps_lanes && !lanes.is_empty()).await {
-            return Ok(Some(RunEvent::HookFailed(error)));
-        }
         if self.hooks.runner.has(Hook::InputStep) {
-            let (outcome, touched) = at_desk!(self, |runner, desk| runner.input_step(desk, &mut step));
+            let (outcome, touched) = self.shape_step(&mut step).await?;
             changed |= touched;
-            match outcome {
-                Ok(Ok(())) => {}
-                Ok(Err(stop)) => return Ok(Some(Self::stopped(stop))),
-                Err(cut) => return self.cut(cut),
+            if let ControlFlow::Break(event) = outcome {
+                return Ok(event);
             }
         }
         for (at, lane) in lanes {
@@ -41,8 +44,12 @@ impl Driver {
                 (None, touched) => changed |= touched,
             }
         }
+        step.message_id = self.machine.message_id().clone();
         if let Err(error) = self.call_prepare_step(&mut step) {
             return Ok(Some(RunEvent::HookFailed(error)));
+        }
+        if let Err(message) = self.machine.set_message_id(step.message_id.clone()) {
+            return Ok(Some(RunEvent::HookFailed(ErrorInfo::new("ProcessorError", message))));
         }
         if changed {
             self.write_lanes().await;
@@ -59,10 +66,13 @@ impl Driver {
                 Ok(table) => self.hooks.tools = table,
                 Err(error) => return Ok(Some(RunEvent::HookFailed(error))),
             }
+            self.hooks.retry_count = Some(step.retry_count);
+            self.machine.structure_step(step.structured_output.as_ref());
         }
         let index = self.model_index.min(step.models.len() - 1);
         self.model_index = index;
-        let mut request = self.model_request(&step.models, step.system, &self.hooks.tools);
+        let structured = step.structured_output.as_ref();
+        let mut request = self.model_request(&step.models, step.system, &self.hooks.tools, structured);
         request.settings = step.model_settings;
         request.provider_options = step.provider_options;
         if self.hooks.runner.has(Hook::LlmRequest) {
@@ -77,22 +87,47 @@ impl Driver {
                 filters: self.hooks.runner.stream_ids(),
                 response: None,
             };
-            let (outcome, _) = at_desk!(self, |runner, desk| runner.llm_request(desk, &mut shown));
-            match outcome {
-                Ok(Ok(())) => {}
-                Ok(Err(stop)) => return Ok(Some(Self::stopped(stop))),
-                Err(cut) => return self.cut(cut),
+            let mut at = self.at_desk();
+            let outcome = at.watch.wait(at.runner.llm_request(&mut at.desk, &mut shown)).await;
+            if let ControlFlow::Break(event) = self.hooked(outcome)? {
+                return Ok(event);
             }
             request.prompt = shown.prompt;
             if let Some(events) = shown.response {
                 self.hooks.replayed = true;
-                self.machine.bypass_stream(true);
+                self.machine.bypass_stream();
                 self.request = Some(Request::replay(step.models, index, events, self.streaming));
                 return Ok(None);
             }
         }
         self.ask(Some((step.models, request)));
         Ok(None)
+    }
+
+    /// Asks the step hooks, again from the start where one asks for that (PROC-055 c). Gives how they have ended, and
+    /// whether something was placed.
+    async fn shape_step(&mut self, step: &mut InputStep) -> Result<(ControlFlow<Option<RunEvent>>, bool), Flow> {
+        let allowed = self.hooks.runner.step_retries().unwrap_or(0);
+        let (mut tries, mut changed) = (0, false);
+        loop {
+            let mut at = self.at_desk();
+            let outcome = at.watch.wait(at.runner.input_step(&mut at.desk, step)).await;
+            changed |= at.desk.changed;
+            if let Ok(Err(Stop::Tripwire(tripwire))) = &outcome
+                && tripwire.retry
+            {
+                if tries < allowed && !self.shared.abort.is_cancelled() {
+                    tries += 1;
+                    self.machine.begin_request();
+                    *step = self.plain_step();
+                    step.retry_count += tries;
+                    self.hooks.retry_count = Some(step.retry_count);
+                    continue;
+                }
+                warn_of_no_retry(tripwire, allowed);
+            }
+            return Ok((self.hooked(outcome)?, changed));
+        }
     }
 
     /// A step with the call's own values.
@@ -105,6 +140,9 @@ impl Driver {
             provider_options: self.prepared.options.provider_options.clone(),
             model_settings: self.prepared.options.model_settings.clone().unwrap_or_default(),
             system: self.prepared.system.clone(),
+            structured_output: self.prepared.options.structured_output.clone(),
+            message_id: self.machine.message_id().clone(),
+            retry_count: self.machine.retry_count() + self.hooks.tool_tries,
         }
     }
 
@@ -138,15 +176,10 @@ impl Driver {
         if hooked {
             self.hooks.muted = true;
             let kept = self.hooks.runner.exchange_slots(None);
-            let (outcome, _) = at_desk!(self, |runner, desk| runner.input_step(desk, &mut step));
+            let outcome = self.shape_step(&mut step).await;
             self.hooks.muted = false;
             self.hooks.runner.exchange_slots(Some(kept));
-            let stopped = match outcome {
-                Ok(Ok(())) => None,
-                Ok(Err(stop)) => Some(Some(Self::stopped(stop))),
-                Err(cut) => Some(self.cut(cut)?),
-            };
-            if let Some(event) = stopped {
+            if let (ControlFlow::Break(event), _) = outcome? {
                 events.extend(event);
                 return Ok(false);
             }
@@ -168,7 +201,9 @@ impl Driver {
     pub(super) fn ask(&mut self, given: Option<(Vec<ModelEntry>, ModelRequest)>) {
         let (models, request) = given.unwrap_or_else(|| {
             let models = self.prepared.models.clone();
-            let request = self.model_request(&models, self.prepared.system.clone(), &self.prepared.tools);
+            let structured = self.prepared.options.structured_output.as_ref();
+            let system = self.prepared.system.clone();
+            let request = self.model_request(&models, system, &self.prepared.tools, structured);
             (models, request)
         });
         let asks = self.hooks.runner.has(Hook::ApiError);
@@ -180,6 +215,7 @@ impl Driver {
         models: &[ModelEntry],
         system: Vec<PromptMessage>,
         tools: &ToolTable,
+        structured: Option<&StructuredOutput>,
     ) -> ModelRequest {
         let prepared = &self.prepared;
         let options = PromptOptions {
@@ -190,8 +226,10 @@ impl Driver {
         let mut prompt = system;
         prompt.extend(build_prompt_for(self.machine.transcript().messages(), &options, provider.as_deref()));
         let offers_tools = self.machine.offers_tools();
-        let response_format = prepared.response_format();
-        prepared.inject_schema(&mut prompt);
+        let response_format = structured.and_then(response_format);
+        if let Some(structured) = structured {
+            inject_schema(structured, &mut prompt);
+        }
         ModelRequest {
             prompt,
             tools: if offers_tools { tools.definitions() } else { Vec::new() },

@@ -113,12 +113,15 @@ async fn drive_to_end(seed: RunSeed) {
             RunMachine::new(settings, transcript, MessageId::fresh())
         }
     };
-    if let (Some(link), Some(newest)) = (&link, machine.transcript().newest()) {
-        link.placed_up_to(newest);
-    }
     let hooks = Hooks::new(runner, &prepared, link.as_ref().map(|link| &link.key));
     let total = prepared.options.model_settings.as_ref().and_then(|settings| settings.timeout?.total_ms);
     let committer = Committer::new(&inner, link.as_ref(), &prepared, &run_id, woken);
+    let stops = Stops {
+        shared: shared.clone(),
+        caller: prepared.options.abort.clone().unwrap_or_default(),
+        stop: inner.hub.stop.clone(),
+        deadline: total.map(|ms| Instant::now() + Duration::from_secs_f64(ms / 1000.0)),
+    };
     let mut driver = Box::new(Driver {
         first_messages: std::mem::take(&mut prepared.first_messages),
         prepared,
@@ -145,7 +148,8 @@ async fn drive_to_end(seed: RunSeed) {
         written,
         writer,
         hooks,
-        total_deadline: total.map(|ms| Instant::now() + Duration::from_secs_f64(ms / 1000.0)),
+        stops,
+        scope: None,
         delegations,
         detached,
         sequential: false,
@@ -153,6 +157,7 @@ async fn drive_to_end(seed: RunSeed) {
         claiming,
         parked_at: Timestamp::default(),
     });
+    driver.note_newest();
     let ending = if driver.take_in_pending().await { driver.run().await } else { None };
     driver.finish(ending, output).await;
 }

@@ -104,7 +104,9 @@ impl Driver {
             }
         };
         self.log.end_run(&self.shared, Some(last), direct);
-        let title = (ending == Ending::Finished).then(|| self.prepared.title_task(&result)).flatten();
+        let title = (ending == Ending::Finished)
+            .then(|| self.prepared.title_task(&result, self.inner.hub.stop.clone()))
+            .flatten();
         let scoring = (ending == Ending::Finished).then(|| self.live_scores(&result)).flatten();
         if let Some(output) = output {
             // The caller may have gone.

@@ -1,19 +1,22 @@
-//! Where processors have their say: of events on their way to the machine, of failures, steps and results (PROC §1).
+//! Where processors have their say on events before the machine hears of them: results of tools, failed requests, an
+//! abort; and the machine's questions, what becomes of a step and of the answer (PROC §1). What else they do: `placing`
+//! (input), `asking` (requests), `lanes` (state), `stream` (chunks).
 
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
 use super::*;
 use crate::{
     chunk::TripwirePayload,
-    model::ModelEvent,
+    model::{ModelEvent, ToolOutput},
     processor::{ApiFailure, Flush, Hook, LlmResponse, Recovery, Stop, ToolResult},
     run::{
+        StepSummary,
         machine::{ResultVerdict, StepVerdict},
         settings::Judges,
     },
     signal::LaneBook,
 };
 
-/// What of the driver only runs with processors need.
+/// The processors of the run, and what the driver keeps for them. `tools` and `put_back` serve runs without any, too.
 pub(super) struct Hooks {
     pub(super) runner: Runner,
     /// The lanes of the run's thread; without memory or thread there are none.
@@ -30,8 +33,14 @@ pub(super) struct Hooks {
     pub(super) model: String,
     /// The response under way comes from a processor.
     pub(super) replayed: bool,
-    /// Failed requests that were tried again since a step was accepted.
-    pub(super) error_tries: u32,
+    /// Failed requests that were tried again since a step was accepted (PROC-061).
+    error_tries: u32,
+    /// Tool results that were asked for again, in as many steps in a row (PROC-055 c).
+    pub(super) tool_tries: u32,
+    /// A result of the step under way was.
+    asked_again: bool,
+    /// What the step's hooks are told of retries, if not what the machine counts.
+    pub(super) retry_count: Option<u32>,
     /// Lanes that fell out of view were put back.
     pub(super) put_back: bool,
     /// What hooks held was asked for because of an abort.
@@ -52,8 +61,22 @@ impl Hooks {
             model: String::new(),
             replayed: false,
             error_tries: 0,
+            tool_tries: 0,
+            asked_again: false,
+            retry_count: None,
             put_back: !prepared.history_cut,
             abort_flushed: false,
+        }
+    }
+
+    /// A step is over. One that was accepted takes the counts of retries with it.
+    pub(super) fn step_ended(&mut self, summary: &StepSummary) {
+        if summary.tripwire.is_some() {
+            return;
+        }
+        self.error_tries = 0;
+        if !std::mem::take(&mut self.asked_again) {
+            self.tool_tries = 0;
         }
     }
 
@@ -69,137 +92,150 @@ impl Hooks {
 }
 
 impl Driver {
-    /// Lets hooks have their say before the machine hears of an event. `None` = the event is not passed on.
-    pub(super) async fn intercept(
-        &mut self,
-        event: RunEvent,
-        events: &mut VecDeque<RunEvent>,
-    ) -> Result<Option<RunEvent>, Flow> {
+    /// Keeps what the model says for `process_llm_response`. What passes stream hooks is kept as they pass it on.
+    pub(super) fn hear(&mut self, event: &RunEvent) {
+        let Hooks { runner, said, warnings: kept, model: name, replayed, .. } = &mut self.hooks;
+        if !runner.has(Hook::LlmResponse) {
+            return;
+        }
         match event {
-            RunEvent::Answered { ref model, ref warnings } if self.hooks.runner.has(Hook::LlmResponse) => {
-                self.hooks.said.clear();
-                self.hooks.warnings.clone_from(warnings);
-                self.hooks.model = format!("{}/{}", model.provider, model.model);
-                Ok(Some(event))
+            RunEvent::Answered { model, warnings } => {
+                said.clear();
+                kept.clone_from(warnings);
+                *name = format!("{}/{}", model.provider, model.model);
             }
-            RunEvent::Model(model_event) => {
-                self.hear(&model_event);
-                match model_event {
-                    ModelEvent::ToolResult { id, name, result, is_error }
-                        if !is_error && self.hooks.runner.has(Hook::ToolResult) =>
-                    {
-                        let mut shown = ToolResult {
-                            tool_name: name.clone(),
-                            tool_call_id: id.clone(),
-                            args: Value::Null,
-                            result,
-                            provider_executed: true,
-                        };
-                        Ok(match self.tool_result_hooks(&mut shown).await? {
-                            None => {
-                                let result = shown.result;
-                                Some(RunEvent::Model(ModelEvent::ToolResult { id, name, result, is_error }))
-                            }
-                            Some(event) => Some(event),
-                        })
-                    }
-                    model_event => Ok(Some(RunEvent::Model(model_event))),
+            RunEvent::Model(event) if !*replayed => {
+                let raw = !runner.has(Hook::OutputStream)
+                    || matches!(
+                        event,
+                        ModelEvent::Warnings(_) | ModelEvent::Metadata { .. } | ModelEvent::Finish { .. }
+                    );
+                if raw {
+                    said.push(event.clone());
                 }
             }
-            RunEvent::ToolDone { index, outcome: ToolOutcome::Result { value, is_error: false, model_output } }
-                if self.hooks.runner.has(Hook::ToolResult) =>
-            {
-                let Some((id, name, args)) = self.machine.call_at(index) else {
-                    let outcome = ToolOutcome::Result { value, is_error: false, model_output };
-                    return Ok(Some(RunEvent::ToolDone { index, outcome }));
+            _ => {}
+        }
+    }
+
+    /// Whether hooks have a say on an event: asked of every one, so that a list without such hooks costs nothing
+    /// (PROC-073).
+    pub(super) fn concerns_hooks(&self, event: &RunEvent) -> bool {
+        let runner = &self.hooks.runner;
+        match event {
+            RunEvent::Model(ModelEvent::ToolResult { is_error: false, .. })
+            | RunEvent::ToolDone { outcome: ToolOutcome::Result { is_error: false, .. }, .. } => {
+                runner.has(Hook::ToolResult)
+            }
+            RunEvent::ModelFailed(_) => runner.has(Hook::ApiError),
+            RunEvent::Abort => runner.has(Hook::OutputStream) && !self.hooks.abort_flushed,
+            _ => false,
+        }
+    }
+
+    /// Lets hooks have their say before the machine hears of an event. `None` = the event is not passed on.
+    pub(super) async fn intercept(&mut self, event: RunEvent) -> Result<Option<RunEvent>, Flow> {
+        match event {
+            RunEvent::Model(ModelEvent::ToolResult { id, name, result, is_error }) => {
+                let mut shown = ToolResult {
+                    tool_name: name.clone(),
+                    tool_call_id: id.clone(),
+                    args: Value::Null,
+                    result,
+                    provider_executed: true,
                 };
-                let before = value.clone();
-                let mut shown =
-                    ToolResult { tool_name: name, tool_call_id: id, args, result: value, provider_executed: false };
-                let stopped = self.tool_result_hooks(&mut shown).await?;
-                Ok(Some(match stopped {
-                    None => {
-                        // What the model reads instead was made of the old result.
-                        let model_output = model_output.filter(|_| shown.result == before);
-                        let outcome = ToolOutcome::Result { value: shown.result, is_error: false, model_output };
-                        RunEvent::ToolDone { index, outcome }
+                Ok(match self.tool_result_hooks(&mut shown).await? {
+                    ControlFlow::Continue(()) => {
+                        let result = shown.result;
+                        Some(RunEvent::Model(ModelEvent::ToolResult { id, name, result, is_error }))
                     }
-                    Some(RunEvent::Violated(tripwire)) if self.may_retry(&tripwire) => {
-                        // The model reads why, and decides anew (PROC-055 c).
-                        let outcome = ToolOutcome::Failed(ErrorInfo::new("ProcessorTripwire", tripwire.reason));
-                        RunEvent::ToolDone { index, outcome }
-                    }
-                    Some(event) => event,
-                }))
+                    // What the provider's tool gave went into the response already: it cannot be asked for again.
+                    ControlFlow::Break(event) => event,
+                })
+            }
+            RunEvent::ToolDone { index, outcome: ToolOutcome::Result { value, is_error: false, model_output } } => {
+                self.tool_done(index, value, model_output).await
             }
             RunEvent::ModelFailed(error) => self.failed_request(error).await,
-            RunEvent::Abort if !std::mem::replace(&mut self.hooks.abort_flushed, true) => {
-                match self.flush_aborted().await {
-                    None => Ok(Some(RunEvent::Abort)),
-                    Some(passed) => {
-                        events.push_front(RunEvent::Abort);
-                        Ok(Some(passed))
-                    }
-                }
+            RunEvent::Abort => {
+                self.hooks.abort_flushed = true;
+                self.flush_aborted().await;
+                Ok(Some(RunEvent::Abort))
             }
             event => Ok(Some(event)),
         }
     }
 
-    /// Keeps what the model said for `process_llm_response`. What passes stream hooks is kept as they pass it on.
-    fn hear(&mut self, event: &ModelEvent) {
-        let runner = &self.hooks.runner;
-        if !runner.has(Hook::LlmResponse) || self.hooks.replayed {
-            return;
-        }
-        let kept = !runner.has(Hook::OutputStream)
-            || matches!(event, ModelEvent::Warnings(_) | ModelEvent::Metadata { .. } | ModelEvent::Finish { .. });
-        if kept {
-            self.hooks.said.push(event.clone());
-        }
+    /// A tool has succeeded.
+    async fn tool_done(
+        &mut self,
+        index: usize,
+        value: Value,
+        model_output: Option<ToolOutput>,
+    ) -> Result<Option<RunEvent>, Flow> {
+        let Some((id, name, args)) = self.machine.call_at(index) else {
+            let outcome = ToolOutcome::Result { value, is_error: false, model_output };
+            return Ok(Some(RunEvent::ToolDone { index, outcome }));
+        };
+        let before = value.clone();
+        let mut shown = ToolResult { tool_name: name, tool_call_id: id, args, result: value, provider_executed: false };
+        let outcome = match self.tool_result_hooks(&mut shown).await? {
+            ControlFlow::Continue(()) => {
+                // What the model reads instead was made of the old result.
+                let model_output = model_output.filter(|_| shown.result == before);
+                ToolOutcome::Result { value: shown.result, is_error: false, model_output }
+            }
+            // The model reads why, and decides anew (PROC-055 c).
+            ControlFlow::Break(Some(RunEvent::Violated(tripwire))) if self.asks_again(&tripwire) => {
+                ToolOutcome::Failed(ErrorInfo::new("ProcessorTripwire", tripwire.reason))
+            }
+            ControlFlow::Break(Some(event)) => return Ok(Some(event)),
+            // Aborted before it was judged: it is none (ruling 35).
+            ControlFlow::Break(None) => ToolOutcome::Interrupted,
+        };
+        Ok(Some(RunEvent::ToolDone { index, outcome }))
     }
 
-    fn may_retry(&mut self, tripwire: &TripwirePayload) -> bool {
+    /// Whether a result that a processor did not let pass is asked for again.
+    fn asks_again(&mut self, tripwire: &TripwirePayload) -> bool {
+        if !tripwire.retry {
+            return false;
+        }
         let allowed = self.hooks.runner.step_retries().unwrap_or(0);
-        let may = tripwire.retry && self.hooks.error_tries < allowed;
-        self.hooks.error_tries += u32::from(may);
-        may
+        let again = self.hooks.asked_again || self.hooks.tool_tries < allowed && self.machine.may_go_on();
+        if !again {
+            warn_of_no_retry(tripwire, allowed);
+        } else if !std::mem::replace(&mut self.hooks.asked_again, true) {
+            self.hooks.tool_tries += 1;
+        }
+        again
     }
 
-    async fn tool_result_hooks(&mut self, result: &mut ToolResult) -> Result<Option<RunEvent>, Flow> {
-        let (outcome, _) = at_desk!(self, |runner, desk| runner.tool_result(desk, result));
-        match outcome {
-            Ok(Ok(())) => Ok(None),
-            Ok(Err(stop)) => Ok(Some(Self::stopped(stop))),
-            Err(cut) => self.cut(cut),
-        }
+    async fn tool_result_hooks(&mut self, result: &mut ToolResult) -> Result<ControlFlow<Option<RunEvent>>, Flow> {
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait(at.runner.tool_result(&mut at.desk, result)).await;
+        self.hooked(outcome)
     }
 
     /// A request failed: error hooks, then the next model, then the failure itself (PROC §6).
     async fn failed_request(&mut self, error: ErrorInfo) -> Result<Option<RunEvent>, Flow> {
-        if !self.hooks.runner.has(Hook::ApiError) {
-            return Ok(Some(RunEvent::ModelFailed(error)));
-        }
-        let at = self.request.as_ref().map_or(self.model_index, Request::model_index);
+        let model = self.request.as_ref().map_or(self.model_index, Request::model_index);
         if self.hooks.error_tries < self.hooks.runner.error_retries() {
-            let model = self.request.as_ref().and_then(|request| request.models().get(at)).map(model_name);
-            let failure = ApiFailure {
-                error: error.clone(),
-                model: model.unwrap_or_default(),
-                partial: self.machine.has_shown(),
-            };
-            let (answer, _) =
-                at_desk!(self, |runner, desk| async { Ok::<_, Stop>(runner.api_error(desk, &failure).await) });
-            match answer {
-                Ok(Ok(Recovery::Retry)) => {
+            let name = self.request.as_ref().and_then(|request| request.models().get(model)).map(model_name);
+            let failure =
+                ApiFailure { error: error.clone(), model: name.unwrap_or_default(), partial: self.machine.has_shown() };
+            let mut at = self.at_desk();
+            match at.watch.wait(at.runner.api_error(&mut at.desk, &failure)).await {
+                Ok(Recovery::Retry) => {
                     self.hooks.error_tries += 1;
-                    self.model_index = at;
+                    self.model_index = model;
                     self.request = None;
                     // What stream hooks hold of the failed try is dropped.
-                    let _ = at_desk!(self, |runner, desk| runner.flush(desk, Flush::Abort));
+                    let mut at = self.at_desk();
+                    let _ = at.watch.wait(at.runner.flush(&mut at.desk, Flush::Abort)).await;
                     return Ok(Some(RunEvent::RetryRequest));
                 }
-                Ok(_) => {}
+                Ok(Recovery::GiveUp) => {}
                 Err(cut) => return self.cut(cut),
             }
         }
@@ -227,8 +263,8 @@ impl Driver {
                 model: self.hooks.model.clone(),
                 warnings: std::mem::take(&mut self.hooks.warnings),
             };
-            let (outcome, _) = at_desk!(self, |runner, desk| runner.llm_response(desk, &response));
-            match outcome {
+            let mut at = self.at_desk();
+            match at.watch.wait(at.runner.llm_response(&mut at.desk, &response)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(stop)) => return Ok(Some(verdict(stop))),
                 Err(cut) => return self.cut(cut),
@@ -239,14 +275,13 @@ impl Driver {
             let now = self.now();
             let mut step = self.machine.output_step(now);
             let before = step.text.clone();
-            let (outcome, _) = at_desk!(self, |runner, desk| runner.output_step(desk, &mut step));
-            match outcome {
+            let mut at = self.at_desk();
+            match at.watch.wait(at.runner.output_step(&mut at.desk, &mut step)).await {
                 Ok(Ok(())) => text = (step.text != before).then_some(step.text),
                 Ok(Err(stop)) => return Ok(Some(verdict(stop))),
                 Err(cut) => return self.cut(cut),
             }
         }
-        self.hooks.error_tries = 0;
         Ok(Some(RunEvent::StepJudged(StepVerdict::Pass { text })))
     }
 
@@ -254,7 +289,8 @@ impl Driver {
     pub(super) async fn judge_result(&mut self) -> Result<Option<RunEvent>, Flow> {
         let mut result = self.machine.output_result();
         let (before, messages) = (result.text.clone(), result.messages.clone());
-        let (outcome, _) = at_desk!(self, |runner, desk| runner.output_result(desk, &mut result));
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait(at.runner.output_result(&mut at.desk, &mut result)).await;
         Ok(Some(RunEvent::ResultJudged(match outcome {
             Ok(Ok(())) => ResultVerdict::Pass {
                 text: (result.text != before).then_some(result.text),
@@ -266,4 +302,12 @@ impl Driver {
             Err(cut) => return self.cut(cut),
         })))
     }
+}
+
+pub(super) fn warn_of_no_retry(tripwire: &TripwirePayload, allowed: u32) {
+    tracing::warn!(
+        processor = tripwire.processor_id,
+        allowed,
+        "nothing is tried again: no retries (maxProcessorRetries) or steps are left"
+    );
 }

@@ -4,7 +4,7 @@
 use super::*;
 use crate::{
     processor::{Desk, Hook, Stop},
-    signal::{LaneView, StateInput, lane_signals, tracked_lanes, wanted_ids},
+    signal::{LaneView, StateInput, Tracking, lane_signals, tracked_lanes, wanted_ids},
 };
 
 /// How often tracking is written again when others were faster (STATE-081).
@@ -13,8 +13,11 @@ const LANE_TRIES: u32 = 5;
 const LANE_FAILURES: u32 = 3;
 
 impl Driver {
-    /// Reads what the thread keeps of its lanes.
+    /// Reads what the thread keeps of its lanes, once for all that the step does with them (STATE-060); before the first
+    /// request of a run it also puts back those that fell out of view. `needed`: a processor has a lane.
     pub(super) async fn read_lanes(&mut self, needed: bool) -> Result<(), ErrorInfo> {
+        let back = !std::mem::replace(&mut self.hooks.put_back, true);
+        let reads = needed || self.hooks.runner.has(Hook::InputStep);
         let Some(lanes) = &mut self.hooks.lanes else {
             if needed && self.prepared.agent.memory().is_none() {
                 let message =
@@ -23,22 +26,27 @@ impl Driver {
             }
             return Ok(());
         };
-        if !needed && !self.hooks.runner.has(Hook::InputStep) {
+        if !reads && !back {
             return Ok(());
         }
-        let thread = self.inner.storage.get_thread(&lanes.thread().thread_id).await;
-        match thread {
-            Ok(thread) => {
-                lanes.begin(thread.as_ref().map(tracked_lanes).unwrap_or_default());
-                Ok(())
-            }
-            Err(error) if needed => Err(storage_error(&error)),
+        let thread = match self.inner.storage.get_thread(&lanes.thread().thread_id).await {
+            Ok(thread) => thread,
+            Err(error) if needed => return Err(storage_error(&error)),
             Err(error) => {
                 tracing::warn!(%error, "the thread's lanes could not be read");
-                lanes.begin(Vec::new());
-                Ok(())
+                None
             }
+        };
+        let tracked = thread.as_ref().map(tracked_lanes).unwrap_or_default();
+        if !back {
+            lanes.begin(tracked);
+            return Ok(());
         }
+        if reads {
+            lanes.begin(tracked.clone());
+        }
+        self.put_lanes_back(tracked).await;
+        Ok(())
     }
 
     /// Asks one processor for its lane's state. Gives what stops the run, and whether something was placed.
@@ -64,7 +72,9 @@ impl Driver {
         };
         let stale = lanes.is_stale(lane);
         let view = LaneView::resolve(lane, &thread, self.machine.transcript().messages(), &loaded, tracking, stale);
-        let (outcome, mut touched) = at_desk!(self, |runner, desk| runner.state(desk, at, &view));
+        let mut desk = self.at_desk();
+        let outcome = desk.watch.wait(desk.runner.state(&mut desk.desk, at, &view)).await;
+        let mut touched = desk.desk.changed;
         let answer = match outcome {
             Ok(Ok(None)) => Ok(()),
             Ok(Ok(Some(state))) => {
@@ -100,10 +110,7 @@ impl Driver {
     }
 
     pub(super) fn send_state(&mut self, lane: &str, state: StateInput) -> (Result<(), ErrorInfo>, bool) {
-        let now = self.now();
-        let Self { machine, hooks, log, shared, .. } = self;
-        let lanes = hooks.lanes.as_mut();
-        let mut desk = RunDesk { machine, lanes, log, run_id: &shared.run_id, now, changed: false, muted: false };
+        let mut desk = self.at_desk().desk;
         let sent = desk.send_state(lane, state);
         let sent = sent.map(|_| ()).map_err(|error| ErrorInfo::new("ProcessorError", error.to_string()));
         (sent, desk.changed)
@@ -150,19 +157,8 @@ impl Driver {
     }
 
     /// Lanes of producers outside that fell out of view are put back as context, once a run (STATE-036).
-    pub(super) async fn put_lanes_back(&mut self) {
-        if std::mem::replace(&mut self.hooks.put_back, true) {
-            return;
-        }
-        let Some(lanes) = &self.hooks.lanes else { return };
-        let thread = lanes.thread().clone();
-        let tracked = match self.inner.storage.get_thread(&thread.thread_id).await {
-            Ok(thread) => thread.as_ref().map(tracked_lanes).unwrap_or_default(),
-            Err(error) => {
-                tracing::warn!(%error, "lanes out of view are not put back: the thread could not be read");
-                return;
-            }
-        };
+    async fn put_lanes_back(&mut self, tracked: Vec<(String, Tracking)>) {
+        let Some(thread) = self.hooks.lanes.as_ref().map(|lanes| lanes.thread().clone()) else { return };
         let owned = self.hooks.runner.lanes();
         let mut back = Vec::new();
         for (lane, tracking) in tracked {

@@ -1,9 +1,8 @@
 //! Performs the effects of a run: asks the model, runs tools, commits, shows chunks. One task per run.
 
-#[macro_use]
-mod desk;
 mod asking;
 mod begin;
+mod desk;
 mod ending;
 mod hooks;
 mod lanes;
@@ -16,7 +15,7 @@ mod tools;
 
 use asking::model_name;
 pub(crate) use begin::{drive, read_snapshot};
-use desk::RunDesk;
+use desk::AtDesk;
 pub(crate) use ending::{aborted_direct, failed_direct, give_back};
 use ending::{fail_to_start, left_unread};
 use hooks::Hooks;
@@ -24,7 +23,7 @@ use resume::Claiming;
 pub(crate) use resume::parked_of;
 pub(crate) use seed::{Claimed, Resolution, ResumeSeed, RunSeed, SeedKind};
 
-use std::{collections::VecDeque, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{collections::VecDeque, ops::ControlFlow, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use tokio::{
@@ -38,7 +37,7 @@ use super::{
     Decision, RunOptions, RunOutput, RunSnapshot,
     commit::{CommitError, Committer, storage_error},
     completion::Verdicts,
-    guard::{Cut, PROCESSOR_GRACE, Watch, at, guard_first, guard_later, guard_pending},
+    guard::{Cut, PROCESSOR_GRACE, Stops, Watch, at, guard_first, guard_later, guard_pending},
     machine::{Ending, RunEffect, RunEvent, RunMachine, ToolOutcome, ToolRun},
     prepare::{Prepared, prepare},
     request::{Request, RequestEvent, timeout_error},
@@ -109,8 +108,11 @@ struct Driver {
     tool_deadline: Option<Instant>,
     written: mpsc::Receiver<Written>,
     writer: mpsc::Sender<Written>,
-    total_deadline: Option<Instant>,
+    /// What may end a wait for the agent's code.
+    stops: Stops,
     hooks: Hooks,
+    /// What the tools of the step need to know for delegations.
+    scope: Option<Arc<Scope>>,
     /// What the run's delegations share.
     delegations: Arc<DelegationState>,
     detached: Option<Detached>,
@@ -126,10 +128,11 @@ impl Driver {
     /// The loop; `None` if the run is left to another owner.
     async fn run(&mut self) -> Option<Ending> {
         let mut events = VecDeque::from([RunEvent::Begun]);
+        let mut effects = Vec::new();
         let mut abort_seen = false;
         let stop = self.inner.hub.stop.clone();
         // The caller's own signal stops the run like an abort without clear (SIG-311).
-        let caller_abort = self.prepared.options.abort.clone().unwrap_or_default();
+        let caller_abort = self.stops.caller.clone();
         loop {
             while let Some(event) = events.pop_front() {
                 if self.shared.is_fenced() {
@@ -143,13 +146,13 @@ impl Driver {
                     self.tool_abort.cancel();
                     continue;
                 }
-                match self.feed(event, &mut events).await {
+                match self.feed(event, &mut events, &mut effects).await {
                     Flow::On => {}
                     Flow::Ended(ending) => return Some(ending),
                     Flow::Left => return None,
                 }
             }
-            let deadline = self.total_deadline;
+            let deadline = self.stops.deadline;
             let tool_deadline = self.tool_deadline;
             let nudged = async {
                 match &self.link {
@@ -207,113 +210,95 @@ impl Driver {
         }
     }
 
-    async fn feed(&mut self, event: RunEvent, events: &mut VecDeque<RunEvent>) -> Flow {
-        let event = match self.intercept(event, events).await {
-            Ok(Some(event)) => event,
-            Ok(None) => return Flow::On,
-            Err(flow) => return flow,
-        };
-        let machine = &mut self.machine;
-        let effects = match &self.link {
-            Some(link) => link.placing(&self.inner.clock, |now| {
-                let effects = machine.apply(event, now);
-                (effects, machine.transcript().newest_placed())
-            }),
-            None => machine.apply(event, self.inner.clock.now()),
-        };
-        for effect in effects {
-            match effect {
-                RunEffect::Drain => match self.drain().await {
-                    Some(event) => events.push_back(event),
-                    None => return Flow::Left,
-                },
-                RunEffect::Commit => match self.commit().await {
-                    Some(event) => events.push_back(event),
-                    None => return Flow::Left,
-                },
-                RunEffect::Emit(chunk) if self.is_filtered(&chunk) => {
-                    // What a processor stops ends here: the machine hears of it before it does anything else.
-                    match self.emit_filtered(chunk, events).await {
-                        Ok(true) => {}
-                        Ok(false) => break,
-                        Err(flow) => return flow,
-                    }
-                }
-                RunEffect::Emit(chunk) => self.emit(chunk),
-                RunEffect::Filter(chunk) => match self.filter(chunk, events).await {
-                    Ok(true) => {}
-                    Ok(false) => break,
+    /// Tells the machine of an event, past the hooks that have a say on it, and does what it says. A stream is mostly
+    /// chunks to be shown or filtered: they are done here; all else is boxed, so that this stays small (PROC-073).
+    async fn feed(&mut self, event: RunEvent, events: &mut VecDeque<RunEvent>, effects: &mut Vec<RunEffect>) -> Flow {
+        let mut event = event;
+        if !self.hooks.runner.is_empty() {
+            self.hear(&event);
+            if self.concerns_hooks(&event) {
+                event = match Box::pin(self.intercept(event)).await {
+                    Ok(Some(event)) => event,
+                    Ok(None) => return Flow::On,
                     Err(flow) => return flow,
-                },
-                RunEffect::FlushStream => {
-                    if let Err(flow) = self.flush_stream(events).await {
-                        return flow;
-                    }
+                };
+            }
+        }
+        self.apply(event, effects);
+        for effect in effects.drain(..) {
+            let done = match effect {
+                RunEffect::Emit(chunk) if !self.is_filtered(&chunk) => {
+                    self.emit(chunk);
+                    continue;
                 }
-                RunEffect::JudgeStep => match self.judge_step().await {
-                    Ok(event) => events.extend(event),
-                    Err(flow) => return flow,
-                },
-                RunEffect::JudgeResult => match self.judge_result().await {
-                    Ok(event) => events.extend(event),
-                    Err(flow) => return flow,
-                },
-                RunEffect::Request => {
-                    if self.inner.is_draining() && self.committer.is_recoverable() {
-                        // At a boundary while the process drains: the next owner goes on from here (CLI-072).
-                        return Flow::Left;
-                    }
-                    match Box::pin(self.prepare_request()).await {
-                        Ok(event) => events.extend(event),
-                        Err(flow) => return flow,
-                    }
-                }
-                RunEffect::CancelRequest => self.request = None,
-                RunEffect::RunTools(runs) => {
-                    if let Err(flow) = Box::pin(self.start_tools(runs, events)).await {
-                        return flow;
-                    }
-                }
-                RunEffect::CancelTools => {
-                    self.tool_abort.cancel();
-                    for run in std::mem::take(&mut self.waiting_tools) {
-                        events.push_back(RunEvent::ToolDone { index: run.index, outcome: ToolOutcome::Interrupted });
-                    }
-                    self.tool_deadline = Some(Instant::now() + self.tool_grace());
-                }
-                RunEffect::Score(step) => match Box::pin(self.score(*step)).await {
-                    Ok(event) => events.extend(event),
-                    Err(flow) => return flow,
-                },
-                RunEffect::IterationEnded(iteration) => match Box::pin(self.iteration_ended(*iteration)).await {
-                    Ok(event) => events.extend(event),
-                    Err(flow) => return flow,
-                },
-                RunEffect::StepEnded(summary) => {
-                    if let Some(hook) = &self.prepared.options.hooks.on_step_finish {
-                        guarded("onStepFinish", || hook(&summary));
-                    }
-                }
-                RunEffect::End(ending) => return Flow::Ended(ending),
+                RunEffect::Filter(chunk) => self.filter(chunk, events).await,
+                effect => Box::pin(self.perform(effect, events)).await,
+            };
+            match done {
+                Ok(true) => {}
+                // The machine hears first of what stops it here.
+                Ok(false) => break,
+                Err(flow) => return flow,
             }
         }
         Flow::On
     }
 
-    /// Watches over a wait for the agent's code.
-    fn watch(&self, grace: Duration) -> Watch {
-        Watch {
-            shared: self.shared.clone(),
-            caller: self.prepared.options.abort.clone().unwrap_or_default(),
-            stop: self.inner.hub.stop.clone(),
-            deadline: self.total_deadline,
-            grace,
-            grace_ends: None,
+    fn apply(&mut self, event: RunEvent, effects: &mut Vec<RunEffect>) {
+        let machine = &mut self.machine;
+        match &self.link {
+            Some(link) => link.placing(&self.inner.clock, |now| {
+                machine.apply_into(event, now, effects);
+                ((), machine.transcript().newest_placed())
+            }),
+            None => machine.apply_into(event, self.inner.clock.now(), effects),
         }
     }
 
+    /// Does what the machine says. `false` = what it said besides is not to be done any more.
+    async fn perform(&mut self, effect: RunEffect, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
+        match effect {
+            RunEffect::Drain => events.push_back(self.drain().await.ok_or(Flow::Left)?),
+            RunEffect::Commit => events.push_back(self.commit().await.ok_or(Flow::Left)?),
+            RunEffect::Emit(chunk) if self.is_filtered(&chunk) => return self.emit_filtered(chunk, events).await,
+            RunEffect::Emit(chunk) => self.emit(chunk),
+            RunEffect::Filter(chunk) => return self.filter(chunk, events).await,
+            RunEffect::FlushStream => self.flush_stream(events).await?,
+            RunEffect::JudgeStep => events.extend(self.judge_step().await?),
+            RunEffect::JudgeResult => events.extend(self.judge_result().await?),
+            RunEffect::Request => {
+                if self.inner.is_draining() && self.committer.is_recoverable() {
+                    // At a boundary while the process drains: the next owner goes on from here (CLI-072).
+                    return Err(Flow::Left);
+                }
+                events.extend(Box::pin(self.prepare_request()).await?);
+            }
+            RunEffect::CancelRequest => self.request = None,
+            RunEffect::RunTools(runs) => Box::pin(self.start_tools(runs, events)).await?,
+            RunEffect::CancelTools => {
+                self.tool_abort.cancel();
+                for run in std::mem::take(&mut self.waiting_tools) {
+                    events.push_back(RunEvent::ToolDone { index: run.index, outcome: ToolOutcome::Interrupted });
+                }
+                self.tool_deadline = Some(Instant::now() + self.tool_grace());
+            }
+            RunEffect::Score(step) => events.extend(Box::pin(self.score(*step)).await?),
+            RunEffect::IterationEnded(iteration) => {
+                events.extend(Box::pin(self.iteration_ended(*iteration)).await?);
+            }
+            RunEffect::StepEnded(summary) => {
+                self.hooks.step_ended(&summary);
+                if let Some(hook) = &self.prepared.options.hooks.on_step_finish {
+                    guarded("onStepFinish", || hook(&summary));
+                }
+            }
+            RunEffect::End(ending) => return Err(Flow::Ended(ending)),
+        }
+        Ok(true)
+    }
+
     fn timed_out(&mut self) -> RunEvent {
-        self.total_deadline = None;
+        self.stops.deadline = None;
         let ms = self.prepared.options.model_settings.as_ref().and_then(|settings| settings.timeout?.total_ms);
         RunEvent::TimedOut(timeout_error("total", ms.unwrap_or_default()).info())
     }

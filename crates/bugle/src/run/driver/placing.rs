@@ -27,7 +27,7 @@ impl Driver {
         if unguarded || (entries.is_empty() && messages.is_empty()) {
             return Some(RunEvent::Drained { inputs: entries, rejected: Vec::new(), messages });
         }
-        match self.guard(first, entries, messages).await {
+        match Box::pin(self.guard(first, entries, messages)).await {
             Ok(event) => Some(event),
             // What was not judged goes back to the thread with the run's end.
             Err(Cut::TimedOut) => Some(self.timed_out()),
@@ -42,17 +42,18 @@ impl Driver {
         entries: Vec<InboxEntry>,
         messages: Vec<StoredMessage>,
     ) -> Result<RunEvent, Cut> {
-        let now = self.now();
-        let mut watch = self.watch(PROCESSOR_GRACE);
-        let Self { machine, hooks, log, shared, prepared, .. } = self;
-        let lanes = hooks.lanes.as_mut();
-        let mut desk = RunDesk { machine, lanes, log, run_id: &shared.run_id, now, changed: false, muted: false };
-        if !first {
-            return guard_later(&mut hooks.runner, &mut desk, &mut watch, entries).await;
+        let AtDesk { runner, mut desk, mut watch } = self.at_desk();
+        let (event, added) = if first {
+            guard_first(runner, &mut desk, &mut watch, entries, messages).await?
+        } else {
+            guard_later(runner, &mut desk, &mut watch, entries).await?
+        };
+        for content in added {
+            let system = PromptMessage::System { content, provider_options: None };
+            if !self.prepared.system.contains(&system) {
+                self.prepared.system.push(system);
+            }
         }
-        let (event, system) = guard_first(&mut hooks.runner, &mut desk, &mut watch, entries, messages).await?;
-        let added = system.into_iter().map(|content| PromptMessage::System { content, provider_options: None });
-        prepared.system.extend(added);
         Ok(event)
     }
 
@@ -70,13 +71,9 @@ impl Driver {
             self.note_newest();
             return true;
         }
-        let now = self.now();
-        let mut watch = self.watch(PROCESSOR_GRACE);
-        let Self { machine, hooks, log, shared, .. } = self;
-        let lanes = hooks.lanes.as_mut();
-        let mut desk = RunDesk { machine, lanes, log, run_id: &shared.run_id, now, changed: false, muted: false };
+        let AtDesk { runner, mut desk, mut watch } = self.at_desk();
         for message in messages {
-            match guard_pending(&mut hooks.runner, &mut desk, &mut watch, message).await {
+            match guard_pending(runner, &mut desk, &mut watch, message).await {
                 Ok((messages, refused)) => {
                     for message in messages {
                         desk.machine.add_pending(message, refused.as_ref());
@@ -139,9 +136,7 @@ impl Driver {
                 } else {
                     self.in_hand.retain(|input| !entries.iter().any(|entry| entry.signal.id == *input.id()));
                 }
-                if let (Some(link), Some(newest)) = (&self.link, self.machine.transcript().newest()) {
-                    link.placed_up_to(newest);
-                }
+                self.note_newest();
                 Some(RunEvent::Committed)
             }
             Err(CommitError::Stale) => {

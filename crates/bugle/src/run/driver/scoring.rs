@@ -20,10 +20,9 @@ impl Driver {
     /// Asks the checks of the run whether the step that has ended completes it.
     pub(super) async fn score(&mut self, step: StepToScore) -> Result<Option<RunEvent>, Flow> {
         let check = self.check(step);
-        let mut watch = self.watch(Duration::ZERO);
         let Some(completion) = &self.prepared.completion else { return Ok(None) };
         let judged = judge(completion, &mut self.verdicts, check);
-        match watch.wait(judged).await {
+        match self.stops.watch(Duration::ZERO).wait(judged).await {
             Ok(verdict) => Ok(Some(RunEvent::Scored(verdict))),
             Err(cut) => self.cut(cut),
         }
@@ -33,7 +32,7 @@ impl Driver {
     pub(super) async fn iteration_ended(&mut self, iteration: IterationComplete) -> Result<Option<RunEvent>, Flow> {
         let Some(hook) = self.prepared.options.on_iteration_complete.clone() else { return Ok(None) };
         let asked = call_iteration_hook(&hook, iteration);
-        match self.watch(Duration::ZERO).wait(asked).await {
+        match self.stops.watch(Duration::ZERO).wait(asked).await {
             Ok(decision) => Ok(Some(RunEvent::IterationJudged(decision))),
             Err(cut) => self.cut(cut),
         }
@@ -85,6 +84,10 @@ impl Driver {
         let scorers = self.prepared.options.scorers.clone().filter(|scorers| !scorers.is_empty())?;
         // A run that waits for a person has not ended (SCO-084).
         if result.finish_reason == FinishReason::Suspended {
+            return None;
+        }
+        // Most runs of a small sample are not scored: nothing is made of them then (SCO-081).
+        if !scorers.values().any(|scorer| scorer.may_want(&result.run_id)) {
             return None;
         }
         let input: Vec<_> = result.messages.iter().filter(|message| message.role != Role::Assistant).collect();

@@ -2,8 +2,10 @@
 
 #[allow(clippy::wildcard_imports, reason = "one type in several files")]
 use super::*;
+use std::pin::pin;
+
 use crate::{
-    processor::{Chunks, Flush, Hook, Stop},
+    processor::{Flush, Hook},
     run::response::as_event,
 };
 
@@ -27,11 +29,15 @@ impl Driver {
     /// `false` = stopped.
     pub(super) async fn emit_filtered(&mut self, chunk: Chunk, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
         let kept = matches!(chunk.payload(), Some(Payload::StepFinish(_))).then(|| chunk.clone());
-        let (outcome, _) = at_desk!(self, |runner, desk| runner.stream(desk, chunk));
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait(at.runner.stream(&mut at.desk, chunk)).await;
         match (outcome, kept) {
-            (Ok(Ok(_)) | Err(Cut::Aborted | Cut::TimedOut), Some(finish)) => self.emit(finish),
-            (Ok(Ok(chunks)), None) => chunks.into_iter().for_each(|chunk| self.emit(chunk)),
-            (Ok(Err(_)), Some(finish)) => self.emit(finish),
+            (Ok(_) | Err(Cut::Aborted | Cut::TimedOut), Some(finish)) => self.emit(finish),
+            (Ok(Ok(())), None) => {
+                while let Some(chunk) = self.hooks.runner.take_given() {
+                    self.emit(chunk);
+                }
+            }
             (Ok(Err(stop)), None) => {
                 events.push_front(Self::stopped(stop));
                 return Ok(false);
@@ -41,32 +47,25 @@ impl Driver {
         Ok(true)
     }
 
-    /// Passes a chunk of the response through the hooks; the machine hears of what was shown.
-    /// `false` = stopped.
+    /// Passes a chunk of the response through the hooks; the machine hears of what is shown. `false` = stopped.
     pub(super) async fn filter(&mut self, chunk: Chunk, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
-        let (outcome, _) = at_desk!(self, |runner, desk| runner.stream(desk, chunk));
-        match outcome {
-            Ok(Ok(chunks)) => self.pass(chunks, events),
-            Ok(Err(stop)) => {
-                events.push_back(Self::stopped(stop));
-                return Ok(false);
-            }
-            Err(cut) => {
-                events.extend(self.cut(cut)?);
-                return Ok(false);
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait_for(pin!(at.runner.stream(&mut at.desk, chunk))).await;
+        match self.hooked(outcome)? {
+            ControlFlow::Continue(()) => self.pass(events).await,
+            ControlFlow::Break(event) => {
+                events.extend(event);
+                Ok(false)
             }
         }
-        Ok(true)
     }
 
     /// Tells the stream hooks of the error that ends the run; they cannot hold it back (PROC-063).
     pub(super) async fn tell_stream_hooks(&mut self, error: &ErrorInfo) {
         if self.hooks.runner.has(Hook::OutputStream) {
             let chunk = Chunk::agent(&self.shared.run_id, Payload::Error { error: error.clone() });
-            let _ = at_desk!(self, |runner, desk| async {
-                runner.tell_stream(desk, &chunk).await;
-                Ok::<_, Stop>(())
-            });
+            let mut at = self.at_desk();
+            let _ = at.watch.wait(at.runner.tell_stream(&mut at.desk, &chunk)).await;
         }
     }
 
@@ -77,74 +76,76 @@ impl Driver {
         chunk: Chunk,
         events: &mut VecDeque<RunEvent>,
     ) -> Result<(), Flow> {
-        let chunks = if self.hooks.runner.filters_data() {
-            let (outcome, _) = at_desk!(self, |runner, desk| runner.stream(desk, chunk));
-            match outcome {
-                Ok(Ok(chunks)) => chunks,
-                Ok(Err(stop)) => {
-                    events.push_back(Self::stopped(stop));
-                    return Ok(());
-                }
-                Err(cut) => {
-                    events.extend(self.cut(cut)?);
-                    return Ok(());
-                }
-            }
-        } else {
-            Chunks::from_iter([chunk])
-        };
-        for chunk in chunks {
-            if let ChunkBody::Data(data) = &chunk.body
-                && data.transient != Some(true)
-            {
-                self.machine.keep_data(tool_call_id, data);
-            }
-            self.emit(chunk);
+        if !self.hooks.runner.filters_data() {
+            self.emit_data(tool_call_id, chunk);
+            return Ok(());
+        }
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait(at.runner.stream(&mut at.desk, chunk)).await;
+        if let ControlFlow::Break(event) = self.hooked(outcome)? {
+            events.extend(event);
+            return Ok(());
+        }
+        while let Some(chunk) = self.hooks.runner.take_given() {
+            self.emit_data(tool_call_id, chunk);
         }
         Ok(())
     }
 
+    fn emit_data(&mut self, tool_call_id: &str, chunk: Chunk) {
+        if let ChunkBody::Data(data) = &chunk.body
+            && data.transient != Some(true)
+        {
+            self.machine.keep_data(tool_call_id, data);
+        }
+        self.emit(chunk);
+    }
+
     /// Asks the hooks for what they hold, at the end of a response.
     pub(super) async fn flush_stream(&mut self, events: &mut VecDeque<RunEvent>) -> Result<(), Flow> {
-        let (outcome, _) = at_desk!(self, |runner, desk| runner.flush(desk, Flush::Step));
-        match outcome {
-            Ok(Ok(chunks)) => {
-                self.pass(chunks, events);
-                events.push_back(RunEvent::StreamPassed);
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait(at.runner.flush(&mut at.desk, Flush::Step)).await;
+        match self.hooked(outcome)? {
+            ControlFlow::Continue(()) => {
+                if self.pass(events).await? {
+                    events.push_back(RunEvent::StreamPassed);
+                }
             }
-            Ok(Err(stop)) => events.push_back(Self::stopped(stop)),
-            Err(cut) => events.extend(self.cut(cut)?),
+            ControlFlow::Break(event) => events.extend(event),
         }
         Ok(())
     }
 
     /// Gives what hooks hold when the run is aborted; it counts as shown (PROC-072).
-    pub(super) async fn flush_aborted(&mut self) -> Option<RunEvent> {
-        if !self.hooks.runner.has(Hook::OutputStream) {
-            return None;
+    pub(super) async fn flush_aborted(&mut self) {
+        let mut at = self.at_desk();
+        let outcome = at.watch.wait(at.runner.flush(&mut at.desk, Flush::Abort)).await;
+        if let Ok(Ok(())) = outcome {
+            while let Some(chunk) = self.hooks.runner.take_given() {
+                self.machine.passed(&chunk);
+                self.emit(chunk);
+            }
         }
-        let (outcome, _) = at_desk!(self, |runner, desk| runner.flush(desk, Flush::Abort));
-        let chunks = outcome.ok()?.ok()?;
-        if chunks.is_empty() {
-            return None;
-        }
-        let mut events = VecDeque::new();
-        self.pass(chunks, &mut events);
-        events.pop_front()
     }
 
-    pub(super) fn pass(&mut self, chunks: Chunks, events: &mut VecDeque<RunEvent>) {
-        if chunks.is_empty() {
-            return;
-        }
+    /// Shows what hooks have passed on; the machine hears of each chunk first, and shows partial values after it.
+    /// `false` = stopped.
+    async fn pass(&mut self, events: &mut VecDeque<RunEvent>) -> Result<bool, Flow> {
         let heard = self.hooks.runner.has(Hook::LlmResponse);
-        for chunk in &chunks {
-            self.emit(chunk.clone());
+        let mut partials = Vec::new();
+        while let Some(chunk) = self.hooks.runner.take_given() {
+            let partial = self.machine.passed(&chunk);
             if heard {
                 self.hooks.said.extend(chunk.payload().and_then(as_event));
             }
+            self.emit(chunk);
+            partials.extend(partial);
         }
-        events.push_back(RunEvent::Passed(chunks.into_vec()));
+        // The newest holds what those before it do.
+        match partials.pop() {
+            Some(partial) => Box::pin(self.emit_filtered(partial, events)).await,
+            None => Ok(true),
+        }
     }
 
     pub(super) fn emit(&self, chunk: Chunk) {

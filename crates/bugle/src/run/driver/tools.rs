@@ -18,6 +18,7 @@ impl Driver {
         let here = runs.iter().any(|run| self.hooks.tools.runs_here(&run.name));
         self.tool_messages = if here { self.machine.transcript().messages().into() } else { Arc::default() };
         self.sequential = self.hooks.tools.is_sequential(&runs);
+        self.scope = Some(Arc::new(self.scope()));
         self.waiting_tools = runs.into();
         self.next_tools();
         Ok(())
@@ -27,7 +28,7 @@ impl Driver {
         if self.waiting_tools.is_empty() {
             return;
         }
-        let scope = Arc::new(self.scope());
+        let Some(scope) = self.scope.clone() else { return };
         let limit = self.prepared.options.tool_call_concurrency.unwrap_or(10).max(1) as usize;
         let limit = if self.sequential { 1 } else { limit };
         while self.tools.len() < limit {
@@ -60,6 +61,7 @@ impl Driver {
         let memory = prepared.agent.memory();
         let (depth, limit) =
             self.detached.as_ref().map_or((0, u32::MAX), |detached| (detached.depth, detached.depth_limit));
+        let forwards = prepared.options.delegation.include_parent_system == Some(true);
         let own = prepared.options.delegation.max_depth.unwrap_or(DEFAULT_DEPTH);
         Scope {
             agent_name: prepared.agent.name().to_owned(),
@@ -67,7 +69,7 @@ impl Driver {
             state: self.delegations.clone(),
             iteration: self.machine.turn(),
             streaming: self.streaming,
-            system: prepared.system.clone(),
+            system: if forwards { prepared.system.clone() } else { Vec::new() },
             prompt_options: PromptOptions {
                 filter_incomplete_tool_calls: prepared.memory.filter_incomplete_tool_calls,
                 max_tool_result_bytes: prepared.options.max_tool_result_bytes,
@@ -138,7 +140,7 @@ impl Driver {
             WrittenWhat::Data(data) => {
                 let body = ChunkBody::Data(data);
                 let chunk = Chunk { run_id, from: ChunkFrom::User, body, metadata: None };
-                return self.emit_written(&tool_call_id, chunk, events).await;
+                return Box::pin(self.emit_written(&tool_call_id, chunk, events)).await;
             }
         };
         self.emit(Chunk { run_id, from: ChunkFrom::User, body, metadata: None });

@@ -44,8 +44,6 @@ pub(crate) enum RunEvent {
     ToolDone { index: usize, outcome: ToolOutcome },
     /// The completion check has a verdict.
     Scored(Verdict),
-    /// Chunks have passed the stream hooks and were shown.
-    Passed(Vec<Chunk>),
     /// All of the response has passed the stream hooks.
     StreamPassed,
     /// What processors say of the step.
@@ -117,9 +115,9 @@ pub(crate) enum RunEffect {
     Commit,
     /// Show a chunk.
     Emit(Chunk),
-    /// Pass a chunk through the stream hooks and show what comes out: [`RunEvent::Passed`].
+    /// Pass a chunk through the stream hooks, take in what comes out, and show it.
     Filter(Chunk),
-    /// Ask the stream hooks for what they hold: [`RunEvent::Passed`], then [`RunEvent::StreamPassed`].
+    /// The same with what the stream hooks hold: [`RunEvent::StreamPassed`].
     FlushStream,
     /// Have the step judged: [`RunEvent::StepJudged`].
     JudgeStep,

@@ -14,7 +14,8 @@ impl RunMachine {
         effects: &mut Effects,
     ) {
         let Phase::Draining(point) = self.phase else { return };
-        let took_in = !inputs.is_empty();
+        // Guards may put messages of their own into the place of input that arrives mid-run (PROC-011).
+        let took_in = !inputs.is_empty() || (point != DrainPoint::First && !messages.is_empty());
         if point == DrainPoint::First {
             self.note_wake(&inputs, &messages);
         }
@@ -22,7 +23,7 @@ impl RunMachine {
             self.rotate_message_id();
         }
         for message in messages {
-            self.transcript.add_input(message);
+            self.transcript.add_given(message, now);
         }
         let mut echoes = Vec::new();
         for entry in inputs {

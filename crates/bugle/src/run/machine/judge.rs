@@ -8,8 +8,8 @@ use crate::{
     json::json,
     message::Role,
     model::ModelEvent,
-    processor::{OutputResult, OutputStep},
-    run::response::Response,
+    processor::{OutputResult, OutputStep, Replaces},
+    run::{StructuredOutput, response::Response},
     signal::set_version,
 };
 
@@ -24,6 +24,10 @@ pub(super) struct Judged {
     pub(super) retries: u32,
     /// Feedback that goes with the next accepted step (PROC-055 a).
     feedback: Vec<MessageId>,
+    /// The step's answer has an id that a processor gave it; this is the next one's.
+    own_message_id: Option<MessageId>,
+    /// The id under which the response under way is shown.
+    pub(super) shown_id: Option<MessageId>,
     /// The step under way was rejected: it is summed up so.
     pub(super) rejected: Option<TripwirePayload>,
     /// How many parts the open answer had before the last response was kept.
@@ -100,9 +104,9 @@ impl RunMachine {
         !self.response.is_empty()
     }
 
-    /// Whether the response under way passes stream hooks.
-    pub(crate) fn bypass_stream(&mut self, bypass: bool) {
-        self.judged.bypass = bypass;
+    /// The response under way does not pass stream hooks.
+    pub(crate) fn bypass_stream(&mut self) {
+        self.judged.bypass = true;
     }
 
     /// Places a signal of a processor; what follows it is another answer if `rotate` (PROC-081, PROC-082).
@@ -111,6 +115,63 @@ impl RunMachine {
             self.message_id = MessageId::fresh();
         }
         self.transcript.place(signal, now)
+    }
+
+    /// Puts messages in the place of others (PROC-011); gives the texts of system messages that are new.
+    pub(crate) fn replace_messages(
+        &mut self,
+        of: Replaces,
+        messages: Vec<StoredMessage>,
+        now: Timestamp,
+    ) -> Result<Vec<String>, MessageId> {
+        Transcript::check_ids(&messages)?;
+        let is_new = |message: &StoredMessage| message.role != Role::System && !self.transcript.has(&message.id);
+        if of == Replaces::Prompt && messages.iter().any(is_new) && self.transcript.seal() {
+            // What the model says next comes after them (PROC-082).
+            self.message_id = MessageId::fresh();
+        }
+        Ok(self.transcript.replace_all(of == Replaces::Answers, messages, now))
+    }
+
+    /// Another id for the answer of the step under way; the next step has one of its own again (PROC-040).
+    pub(crate) fn set_message_id(&mut self, id: MessageId) -> Result<(), String> {
+        if id == self.message_id {
+            return Ok(());
+        }
+        if id.as_str().is_empty() || self.transcript.has(&id) {
+            return Err(format!("the message id {id:?} is taken or empty"));
+        }
+        self.transcript.seal();
+        let own = std::mem::replace(&mut self.message_id, id);
+        let own = if self.transcript.has(&own) { MessageId::fresh() } else { own };
+        self.judged.own_message_id.get_or_insert(own);
+        Ok(())
+    }
+
+    /// A request is prepared: what a step has changed of the run is gone (PROC-040).
+    pub(crate) fn begin_request(&mut self) {
+        self.judged.bypass = false;
+        if let Some(own) = self.judged.own_message_id.take() {
+            self.transcript.seal();
+            self.message_id = own;
+        }
+    }
+
+    /// The id that the next step's answer has, if not that of this one.
+    pub(super) fn own_message_id(&self) -> Option<&MessageId> {
+        self.judged.own_message_id.as_ref()
+    }
+
+    /// The form of the answer of the step under way.
+    pub(crate) fn structure_step(&mut self, wanted: Option<&StructuredOutput>) {
+        if self.structured.as_ref().map(Structured::options) != wanted {
+            self.structured = wanted.cloned().map(Structured::new);
+        }
+    }
+
+    /// Whether another step may follow the one under way.
+    pub(crate) fn may_go_on(&self) -> bool {
+        !self.at_limit()
     }
 
     /// Closes the answer under construction.
@@ -179,26 +240,23 @@ impl RunMachine {
         }
     }
 
-    /// What has passed the hooks, and was shown.
-    pub(super) fn passed(&mut self, chunks: Vec<Chunk>, effects: &mut Effects) {
+    /// Takes in a chunk that has passed the hooks and is about to be shown; gives what is to be shown after it.
+    pub(crate) fn passed(&mut self, chunk: &Chunk) -> Option<Chunk> {
         if !matches!(self.phase, Phase::Requesting) {
-            return;
+            return None;
         }
-        for chunk in chunks {
-            let Some(payload) = chunk.payload() else { continue };
-            if let (Payload::TextDelta { text, .. }, Some(structured)) = (payload, &mut self.structured)
-                && let Some(partial) = structured.push(text)
-            {
-                let object = ChunkBody::Object(partial);
-                effects.push(RunEffect::Emit(Chunk::with_body(&self.settings.run_id, object)));
+        let payload = chunk.payload()?;
+        self.response.record(payload, &self.judged.raw);
+        match payload {
+            Payload::File { .. } => self.files.push(chunk.clone()),
+            Payload::Source(_) => self.sources.push(chunk.clone()),
+            Payload::TextDelta { text, .. } => {
+                let partial = self.structured.as_mut()?.push(text)?;
+                return Some(Chunk::with_body(&self.settings.run_id, ChunkBody::Object(partial)));
             }
-            self.response.record(payload, &self.judged.raw);
-            match payload {
-                Payload::File { .. } => self.files.push(chunk),
-                Payload::Source(_) => self.sources.push(chunk),
-                _ => {}
-            }
+            _ => {}
         }
+        None
     }
 
     /// All of the response has passed.
@@ -299,8 +357,9 @@ impl RunMachine {
         if self.response.is_empty() {
             return;
         }
+        // A signal that was sent since may have moved the answer on (PROC-081).
         let data = json!({
-            "messageId": self.message_id,
+            "messageId": self.judged.shown_id.as_ref().unwrap_or(&self.message_id),
             "stepNumber": self.step_count(),
             "reason": reason,
             "processorId": processor,

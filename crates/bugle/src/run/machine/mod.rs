@@ -23,7 +23,6 @@ pub(crate) use judge::{ResultVerdict, StepVerdict};
 pub(super) use tools::model_output_metadata;
 
 use serde_json::Value;
-use smallvec::SmallVec;
 
 use super::{
     ParkedCall, Resolution, StepSummary,
@@ -43,7 +42,7 @@ use crate::{
     time::Timestamp,
 };
 
-type Effects = SmallVec<[RunEffect; 4]>;
+type Effects = Vec<RunEffect>;
 
 #[derive(Debug)]
 enum Phase {
@@ -316,7 +315,12 @@ impl RunMachine {
         let steps = self.step_count() + u32::from(ends_step);
         let has_step = phase != SnapshotPhase::Request && (self.step_resumed || self.waits_for_people());
         RunSnapshot {
-            message_id: self.next_message_id.as_ref().unwrap_or(&self.message_id).clone(),
+            message_id: self
+                .next_message_id
+                .as_ref()
+                .or_else(|| self.own_message_id().filter(|_| ends_step))
+                .unwrap_or(&self.message_id)
+                .clone(),
             first_message_id: self.first_message_id.clone(),
             iteration: self.iteration,
             steps,
@@ -415,30 +419,36 @@ impl RunMachine {
         RunEffect::Emit(Chunk::agent(&self.settings.run_id, payload))
     }
 
-    /// Takes in an event and says what is to be done. `now` dates what is placed.
+    /// Takes in an event and says what is to be done.
+    #[cfg(test)]
     pub(crate) fn apply(&mut self, event: RunEvent, now: Timestamp) -> Effects {
         let mut effects = Effects::new();
+        self.apply_into(event, now, &mut effects);
+        effects
+    }
+
+    /// Takes in an event and adds what is to be done to `effects`. `now` dates what is placed.
+    pub(crate) fn apply_into(&mut self, event: RunEvent, now: Timestamp, effects: &mut Effects) {
         match event {
-            RunEvent::Begun if self.resolution.is_some() => self.go_on_parked(now, &mut effects),
+            RunEvent::Begun if self.resolution.is_some() => self.go_on_parked(now, effects),
             // An earlier process had the step.
             RunEvent::Begun if self.step_resumed => {
                 self.phase = Phase::Tools;
-                self.tools_progressed(now, &mut effects);
+                self.tools_progressed(now, effects);
             }
             RunEvent::Begun => {
                 self.phase = Phase::Draining(DrainPoint::First);
                 effects.push(RunEffect::Drain);
             }
             RunEvent::Drained { inputs, rejected, messages } => {
-                self.drained(inputs, rejected, messages, now, &mut effects);
+                self.drained(inputs, rejected, messages, now, effects);
             }
-            RunEvent::Passed(chunks) => self.passed(chunks, &mut effects),
-            RunEvent::StreamPassed => self.stream_passed(now, &mut effects),
-            RunEvent::StepJudged(verdict) => self.step_judged(verdict, now, &mut effects),
-            RunEvent::ResultJudged(verdict) => self.result_judged(verdict, now, &mut effects),
-            RunEvent::Violated(tripwire) => self.violate(tripwire, now, &mut effects),
-            RunEvent::HookFailed(error) => self.hook_failed(error, now, &mut effects),
-            RunEvent::RetryRequest => self.retry_request(now, &mut effects),
+            RunEvent::StreamPassed => self.stream_passed(now, effects),
+            RunEvent::StepJudged(verdict) => self.step_judged(verdict, now, effects),
+            RunEvent::ResultJudged(verdict) => self.result_judged(verdict, now, effects),
+            RunEvent::Violated(tripwire) => self.violate(tripwire, now, effects),
+            RunEvent::HookFailed(error) => self.hook_failed(error, now, effects),
+            RunEvent::RetryRequest => self.retry_request(now, effects),
             RunEvent::Tripped { tripwire, error, inputs, messages } => {
                 self.note_wake(&inputs, &messages);
                 for entry in inputs {
@@ -449,45 +459,44 @@ impl RunMachine {
                     self.transcript.add_input(message);
                 }
                 match error {
-                    _ if self.aborting => self.end_aborted(now, &mut effects),
-                    Some(error) => self.end(Ending::Failed(error), now, &mut effects),
-                    None => self.end(Ending::Tripped(tripwire), now, &mut effects),
+                    _ if self.aborting => self.end_aborted(now, effects),
+                    Some(error) => self.end(Ending::Failed(error), now, effects),
+                    None => self.end(Ending::Tripped(tripwire), now, effects),
                 }
             }
-            RunEvent::Committed => self.committed(now, &mut effects),
-            RunEvent::CommitFailed(error) => self.commit_failed(error, &mut effects),
+            RunEvent::Committed => self.committed(now, effects),
+            RunEvent::CommitFailed(error) => self.commit_failed(error, effects),
             RunEvent::Answered { model, warnings } => {
                 self.model = model;
                 // Nothing of a model that failed before it is kept (LOOP-048).
                 self.response = Response::default();
                 self.judged.raw = Response::default();
                 self.response.warnings = warnings;
-                self.start_step(now, &mut effects);
+                self.start_step(now, effects);
             }
-            RunEvent::Model(event) => self.model_event(event, now, &mut effects),
+            RunEvent::Model(event) => self.model_event(event, now, effects),
             RunEvent::ModelFailed(error) => {
                 if matches!(self.phase, Phase::Requesting) {
-                    self.start_step(now, &mut effects);
-                    self.fail(error, now, &mut effects);
+                    self.start_step(now, effects);
+                    self.fail(error, now, effects);
                 }
             }
-            RunEvent::InputWaits => self.input_waits(&mut effects),
-            RunEvent::ToolDone { index, outcome } => self.tool_done(index, outcome, now, &mut effects),
-            RunEvent::Scored(verdict) => self.scored(verdict, now, &mut effects),
+            RunEvent::InputWaits => self.input_waits(effects),
+            RunEvent::ToolDone { index, outcome } => self.tool_done(index, outcome, now, effects),
+            RunEvent::Scored(verdict) => self.scored(verdict, now, effects),
             RunEvent::Delegated(record) => self.delegation = record,
-            RunEvent::IterationJudged(decision) => self.iteration_judged(decision, now, &mut effects),
-            RunEvent::Abort => self.abort(now, &mut effects),
+            RunEvent::IterationJudged(decision) => self.iteration_judged(decision, now, effects),
+            RunEvent::Abort => self.abort(now, effects),
             RunEvent::TimedOut(error) => {
                 match self.phase {
                     Phase::Requesting => effects.push(RunEffect::CancelRequest),
                     Phase::Tools => effects.push(RunEffect::CancelTools),
-                    Phase::Done | Phase::Committing(AfterCommit::End { .. } | AfterCommit::Park) => return effects,
-                    Phase::Judging(_) => self.leave_judging(&mut effects),
+                    Phase::Done | Phase::Committing(AfterCommit::End { .. } | AfterCommit::Park) => return,
+                    Phase::Judging(_) => self.leave_judging(effects),
                     _ => {}
                 }
-                self.fail(error, now, &mut effects);
+                self.fail(error, now, effects);
             }
         }
-        effects
     }
 }

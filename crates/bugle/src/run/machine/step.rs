@@ -149,6 +149,7 @@ impl RunMachine {
             return;
         }
         self.step_started = true;
+        self.judged.shown_id = Some(self.message_id.clone());
         effects.push(self.chunk(Payload::StepStart {
             message_id: self.message_id.clone(),
             started_at: now.as_millis(),

@@ -28,16 +28,22 @@ use crate::{
 };
 
 /// A small generator: the same numbers for the same seed.
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn of(seed: u64) -> Self {
+        // Small seeds are mixed, so that neighbours have little in common.
+        let mut random = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        random.next();
+        random
+    }
+    pub(super) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0
     }
-    fn below(&mut self, limit: usize) -> usize {
+    pub(super) fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit as u64) as usize
     }
     fn pick<'a>(&mut self, from: &[&'a str]) -> &'a str {

@@ -2,7 +2,9 @@
 
 mod built_ins;
 mod fuzz;
+mod histories;
 mod hooks;
+mod interface;
 mod lanes;
 mod leaks;
 mod outside;
