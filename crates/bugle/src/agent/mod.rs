@@ -12,8 +12,16 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    json::Object, memory::MemoryOptions, model::SharedModel, notification::DeliveryPolicy, processor::Processors,
-    provider::SharedProvider, run::RunOptions, scorer::TaskCompletion, subagent::SubAgents, tool::Tool,
+    json::Object,
+    memory::MemoryOptions,
+    model::SharedModel,
+    notification::DeliveryPolicy,
+    processor::{Hook, Processors},
+    provider::SharedProvider,
+    run::RunOptions,
+    scorer::TaskCompletion,
+    subagent::SubAgents,
+    tool::Tool,
 };
 
 /// A value, or a function of the request context, evaluated once per run (LOOP-005).
@@ -206,6 +214,14 @@ impl Agent {
     /// Its input processors for this request context, in order.
     pub fn input_processors(&self, context: &RequestContext) -> Processors {
         self.inner.input_processors.resolve(context)
+    }
+
+    /// Whether its input processors judge input, or may.
+    pub(crate) fn judges_input(&self) -> bool {
+        match &self.inner.input_processors {
+            Dynamic::Value(list) => list.iter().any(|processor| processor.hooks().has(Hook::Input)),
+            _ => true,
+        }
     }
 
     /// Its output processors for this request context, in order.

@@ -59,10 +59,31 @@ pub struct StoredMessage {
     pub content: MessageContent,
 }
 
+/// The mark of rows that no guard has seen.
+const UNJUDGED: &str = "unjudged";
+
 impl StoredMessage {
     /// Whether a guard has blocked it: it is shown to people, and kept out of prompts and lanes (ruling 34).
     pub fn is_blocked(&self) -> bool {
         self.content.meta("blocked").is_some_and(|blocked| !matches!(blocked, Value::Null | Value::Bool(false)))
+    }
+
+    pub(crate) fn mark_blocked(&mut self, reason: &str, processor_id: &str) {
+        let blocked = serde_json::json!({ "reason": reason, "processorId": processor_id });
+        self.content.metadata_mut().insert("blocked".to_owned(), blocked);
+    }
+
+    /// Whether it was stored without a run, and no guard of its agent has seen it yet. The first run that reads it judges it.
+    pub fn is_unjudged(&self) -> bool {
+        self.content.meta(UNJUDGED) == Some(&Value::Bool(true))
+    }
+
+    pub(crate) fn mark_unjudged(&mut self) {
+        self.content.metadata_mut().insert(UNJUDGED.to_owned(), Value::Bool(true));
+    }
+
+    pub(crate) fn mark_judged(&mut self) {
+        self.content.metadata_mut().shift_remove(UNJUDGED);
     }
 
     /// A message of `role` with one text part.

@@ -168,6 +168,22 @@ pub(super) async fn guard_pending(
     Ok((vec![message], Some(refused)))
 }
 
+/// Judges a row that is stored: what is left of it, and why it is refused if it is. A processor that fails refuses it.
+pub(super) async fn guard_stored(
+    runner: &mut Runner,
+    desk: &mut dyn Desk,
+    watch: &mut Watch<'_>,
+    row: StoredMessage,
+) -> Result<(Vec<StoredMessage>, Option<TripwirePayload>), Cut> {
+    let mut input = Input { messages: vec![row.clone()], mid_run: true, ..Input::default() };
+    let refused = match guard(runner, desk, watch, &mut input).await? {
+        Ok(()) if input.messages.iter().any(|message| message.id == row.id) => return Ok((input.messages, None)),
+        Ok(()) => filtered(),
+        Err((tripwire, _)) => tripwire,
+    };
+    Ok((vec![row], Some(refused)))
+}
+
 /// What guards have left of input.
 struct Sorted {
     /// The signals, as they were changed.

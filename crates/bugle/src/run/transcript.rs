@@ -219,6 +219,17 @@ impl Transcript {
         }
     }
 
+    /// A remembered message as it is from now on; one that is not remembered is added as input.
+    pub(crate) fn rewrite(&mut self, message: StoredMessage) {
+        match self.messages.iter().position(|known| known.id == message.id) {
+            Some(at) => {
+                self.messages[at] = message;
+                self.marks[at].dirty = !self.marks[at].ephemeral;
+            }
+            None => self.add_input(message),
+        }
+    }
+
     pub(crate) fn messages_mut(&mut self) -> &mut [StoredMessage] {
         &mut self.messages
     }

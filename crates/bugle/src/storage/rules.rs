@@ -142,8 +142,7 @@ pub fn untrack(thread: &mut Thread, gone: &[MessageId], signals: &[StoredMessage
     let changes: Vec<LaneChange> = tracked_lanes(thread)
         .into_iter()
         .filter_map(|(lane, tracking)| {
-            let mut rows = lane_signals(signals, &lane, &thread.id);
-            rows.retain(|row| !signals.iter().any(|signal| signal.id == row.id && signal.is_blocked()));
+            let rows = lane_signals(signals, &lane, &thread.id);
             let without = tracking.without(gone, &rows, now)?;
             Some(LaneChange { lane, expected: Some(tracking), tracking: Some(without) })
         })

@@ -182,6 +182,15 @@ impl Driver {
                 back.extend(loaded.iter().find(|message| message.id == signal.id).cloned());
             }
         }
+        for row in std::mem::take(&mut back) {
+            if row.is_unjudged() && self.hooks.runner.has(Hook::Input) {
+                // What its guards refuse, or have no time for, stays out of view.
+                let judged = self.judge_row(row).await.unwrap_or_default();
+                back.extend(judged.into_iter().filter(|row| !row.is_blocked() && !row.is_unjudged()));
+            } else {
+                back.push(row);
+            }
+        }
         if !back.is_empty() {
             back.sort_by_key(|message| message.created_at);
             self.machine.transcript_mut().put_back(back);

@@ -5,6 +5,7 @@ mod begin;
 mod desk;
 mod ending;
 mod hooks;
+mod judging;
 mod lanes;
 mod placing;
 mod resume;

@@ -22,6 +22,13 @@ impl Driver {
         let entries: Vec<InboxEntry> = taken.iter().map(|input| input.entry.clone()).collect();
         self.in_hand.extend(taken);
         let first = std::mem::take(&mut self.first_drain);
+        if first {
+            match self.judge_stored().await {
+                Ok(()) => {}
+                Err(Cut::TimedOut) => return Some(self.timed_out()),
+                Err(Cut::Left | Cut::Aborted) => return None,
+            }
+        }
         let messages = if first { std::mem::take(&mut self.first_messages) } else { Vec::new() };
         let unguarded = !self.hooks.runner.has(Hook::Input);
         if unguarded || (entries.is_empty() && messages.is_empty()) {

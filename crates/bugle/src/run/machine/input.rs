@@ -107,6 +107,5 @@ impl RunMachine {
 }
 
 pub(super) fn mark_blocked(message: &mut StoredMessage, tripwire: &TripwirePayload) {
-    let blocked = json!({ "reason": tripwire.reason, "processorId": tripwire.processor_id });
-    message.content.metadata_mut().insert("blocked".to_owned(), blocked);
+    message.mark_blocked(&tripwire.reason, &tripwire.processor_id);
 }

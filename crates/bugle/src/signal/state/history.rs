@@ -42,7 +42,7 @@ impl LaneSignal {
     }
 
     fn of(message: &StoredMessage) -> Option<(String, String, Self)> {
-        if message.role != Role::Signal {
+        if message.role != Role::Signal || message.is_blocked() {
             return None;
         }
         // A cheap look first: most signals are no states.

@@ -40,18 +40,24 @@ impl Actor {
             return;
         }
         let echo = echo.then(|| (input.entry.agent_id.clone(), input.entry.signal.clone()));
-        self.write_row(ticket, input.entry.signal, PersistWrite { size, echo, given_up: false });
+        let entry = &input.entry;
+        self.write_row(ticket, (&entry.agent_id, &entry.signal), PersistWrite { size, echo, given_up: false });
     }
 
     pub(super) fn give_up(&mut self, input: Input) {
         let size = input.size();
         self.next_ticket += 1;
-        self.write_row(self.next_ticket, input.entry.signal, PersistWrite { size, echo: None, given_up: true });
+        let write = PersistWrite { size, echo: None, given_up: true };
+        self.write_row(self.next_ticket, (&input.entry.agent_id, &input.entry.signal), write);
     }
 
-    fn write_row(&mut self, ticket: Ticket, signal: Signal, write: PersistWrite) {
+    fn write_row(&mut self, ticket: Ticket, (agent_id, signal): (&str, &Signal), write: PersistWrite) {
         let placed_at = next_time(&self.placed, self.inner.clock.now());
-        let message = Box::new(signal.to_stored(Some(&self.key), placed_at));
+        let mut message = Box::new(signal.to_stored(Some(&self.key), placed_at));
+        if self.inner.agent_by_id(agent_id).is_some_and(|agent| agent.judges_input()) {
+            // No run, so no guard has seen it: the first run that reads it judges it (ruling 34).
+            message.mark_unjudged();
+        }
         let create = self.key.resource_id.as_deref().map(|resource| NewThread {
             id: Some(self.key.thread_id.to_string()),
             resource_id: resource.to_owned(),

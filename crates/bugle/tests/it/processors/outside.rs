@@ -230,6 +230,37 @@ async fn state_034_ruling_34_a_state_that_a_guard_blocked_is_not_the_lanes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn ruling_34_what_was_persisted_is_judged_by_the_first_run_that_reads_it() {
+    let model = ScriptedModel::recording();
+    let rule = |name, pattern| Rule::new(name, pattern, 9).unwrap();
+    let block = RegexFilter::new("block", vec![rule("bad", "forbidden")], OnMatch::Block);
+    let redact = RegexFilter::new("redact", vec![rule("number", "[0-9]{4}")], OnMatch::Redact);
+    let agent = builder("plain", &model).memory(MemoryOptions::last(5)).input_processor(block).input_processor(redact);
+    let world = world_of(model, [agent.build().unwrap()]).await;
+    world.storage.create_thread(NewThread::of(&world.thread)).await.unwrap();
+    let quiet = || world.target_for(ActiveBehavior::Persist, IdleBehavior::Persist);
+    for text in ["forbidden words", "pin 1234", "fine"] {
+        world.agent.send_message(quiet(), text).await.unwrap().persisted().await.unwrap();
+    }
+    store(&world, snapshot("a", "good")).await.unwrap();
+    store(&world, snapshot("a", "forbidden state")).await.unwrap();
+    assert!(world.stored().await.iter().all(bugle::message::StoredMessage::is_unjudged));
+    world.run("hello").await;
+    let asked = world.asked(0);
+    assert_eq!(asked, ["pin [number]", "fine", "<state>good</state>", "hello"]);
+    let rows = world.stored().await;
+    assert!(!rows.iter().any(bugle::message::StoredMessage::is_unjudged), "judged once");
+    let blocked: Vec<_> = rows.iter().filter(|row| row.is_blocked()).map(|row| row.joined_text()).collect();
+    assert_eq!(blocked, ["forbidden words", "forbidden state"], "kept for people");
+    assert_eq!(tracking(&world, "a").await.unwrap().current_cache_key, "good");
+    for text in ["one", "two", "three"] {
+        world.run(text).await;
+    }
+    assert_eq!(world.asked(3)[0], "<state>good</state>", "put back");
+    assert!(!world.asked(3).iter().any(|text| text.contains("forbidden") || text.contains("1234")));
+}
+
+#[tokio::test(start_paused = true)]
 async fn state_035_cancelling_a_queued_input_does_not_undo_its_state() {
     let gate = Gate::new();
     let world = world(ScriptedModel::with_responses([Script::new().text("a").gate(&gate), "b".into()])).await;
