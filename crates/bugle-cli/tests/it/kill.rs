@@ -162,7 +162,7 @@ fn send_until_stopped(
 }
 
 /// One request on a connection of its own; `None` if the connection breaks before the whole answer is here.
-fn request(address: &str, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+pub(crate) fn request(address: &str, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     let head = format!(

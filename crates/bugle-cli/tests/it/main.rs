@@ -9,5 +9,6 @@ mod conversation;
 mod kill;
 mod lifecycle;
 mod notifications;
+mod processors;
 mod subagents;
 mod support;
