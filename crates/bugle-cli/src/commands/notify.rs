@@ -20,7 +20,7 @@ pub(super) async fn notify(args: Notify, session: &Session) -> Result<u8, Failur
     let summary = input::text(args.summary.as_deref(), true).await?.ok_or_else(missing)?;
     let mut event = Notification::new(args.source, args.kind, summary);
     event.priority = Some(args.priority);
-    event.payload = args.payload.as_deref().map(payload).transpose()?;
+    event.payload = args.payload.as_deref().map(|payload| json_flag("--payload", payload)).transpose()?;
     event.dedupe_key = args.dedupe_key;
     event.coalesce_key = args.coalesce_key;
     let sent = connection.thread().await?.notify(&event).await?;
@@ -43,15 +43,15 @@ pub(super) async fn notify(args: Notify, session: &Session) -> Result<u8, Failur
 }
 
 /// JSON, or `@FILE` with JSON in it.
-fn payload(given: &str) -> Result<Value, Failure> {
+pub(super) fn json_flag(flag: &str, given: &str) -> Result<Value, Failure> {
     let text = match given.strip_prefix('@') {
         Some(path) => std::fs::read_to_string(path)
-            .map_err(|error| Failure::usage(format!("--payload: {path} cannot be read: {error}")))?,
+            .map_err(|error| Failure::usage(format!("{flag}: {path} cannot be read: {error}")))?,
         None => given.to_owned(),
     };
     serde_json::from_str(&text).map_err(|error| {
-        Failure::usage(format!("--payload is not JSON: {error}"))
-            .hint("--payload '{\"run\": 7}' or --payload @file.json")
+        Failure::usage(format!("{flag} is not JSON: {error}"))
+            .hint(format!("{flag} '{{\"run\": 7}}' or {flag} @file.json"))
     })
 }
 
