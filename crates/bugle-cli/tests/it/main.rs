@@ -7,6 +7,7 @@ mod clients;
 mod codes;
 mod conversation;
 mod kill;
+mod kill_inbox;
 mod lifecycle;
 mod notifications;
 mod processors;
