@@ -219,8 +219,9 @@ fn judge(file: &rusqlite::Connection, accepted: &Accepted) -> Vec<String> {
         file,
         "SELECT json_object('id', id, 'status', status, 'delivered', deliveredSignalId, 'summary', summarySignalId, \
          'due', min(coalesce(deliverAt, summaryAt), coalesce(summaryAt, deliverAt)), 'late', \
-         julianday('now') - julianday(min(coalesce(deliverAt, summaryAt), coalesce(summaryAt, deliverAt)))) \
-         FROM mastra_notifications",
+         julianday('now') - julianday(min(coalesce(deliverAt, summaryAt), coalesce(summaryAt, deliverAt))), 'held', \
+         (SELECT c.until > unixepoch() * 1000 FROM bugle_notification_claims c \
+          WHERE c.thread = n.threadId AND c.id = n.id)) FROM mastra_notifications n",
     );
     let mut seen = BTreeSet::new();
     for record in &records {
@@ -232,8 +233,10 @@ fn judge(file: &rusqlite::Connection, accepted: &Accepted) -> Vec<String> {
         let times = told.get(id).copied().unwrap_or_default();
         let right = match record["status"].as_str().unwrap() {
             "delivered" => times == 1 && shown(&record["delivered"]),
-            // What a killed process had in hand is due a minute after that.
-            "pending" if record["due"].is_string() => times <= 1 && record["late"].as_f64().unwrap() * 86_400.0 < 10.0,
+            // What a killed process had in hand is its for a minute after that.
+            "pending" if record["due"].is_string() => {
+                times <= 1 && (record["held"] == 1 || record["late"].as_f64().unwrap() * 86_400.0 < 10.0)
+            }
             "pending" => times == 0 && shown(&record["summary"]),
             _ => false,
         };
