@@ -263,7 +263,7 @@ fn proc_010_cli_012_every_built_in_works_from_a_file_by_its_name() {
     }
     let passed = served.ask("moderated", &json!(verdict("violence", 0.7)));
     assert!(passed["tripwire"].is_null(), "below the threshold: {passed}");
-    let secret = "[[say {\"findings\": [{\"category\": \"name\", \"score\": 1, \"text\": \"Ann Lee\"}]}]]";
+    let secret = "[[say {\"findings\": [{\"category\": \"name\", \"score\": 1, \"passages\": [\"Ann Lee\"]}]}]]";
     let redacted = served.text("private", &format!("Ann Lee {secret}"));
     assert!(redacted.contains("[name]") && !redacted.contains("Ann"), "{redacted}");
 
