@@ -65,6 +65,8 @@ pub(crate) enum Command {
     Abort(Abort),
     /// List threads, show a transcript, delete a thread
     Threads(Threads),
+    /// Tell the state of something that changes: told once, and kept in view
+    State(State),
     /// Send a notification: stored, and told to the agent as its policy says
     Notify(Notify),
     /// The inbox of notifications: list it, or read, mark, put away, retry one
@@ -251,6 +253,39 @@ pub(crate) struct Decline {
     /// Why; the model is told
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["list", "data"])]
     pub(crate) reason: Option<String>,
+    #[command(flatten)]
+    pub(crate) target: Target,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct State {
+    /// What the state is of, such as "branch" or "editor"
+    #[arg(value_name = "LANE")]
+    pub(crate) lane: String,
+    /// What the model reads; - reads standard input
+    #[arg(value_name = "TEXT")]
+    pub(crate) text: Option<String>,
+    /// What makes two states the same [default: the text]
+    #[arg(long, value_name = "K")]
+    pub(crate) key: Option<String>,
+    /// It is a change since the last state, not the whole
+    #[arg(long)]
+    pub(crate) delta: bool,
+    /// The state as data, as JSON, or @FILE
+    #[arg(long, value_name = "JSON")]
+    pub(crate) value: Option<String>,
+    /// An attribute that the model sees; repeatable
+    #[arg(long = "attr", value_name = "K=V")]
+    pub(crate) attributes: Vec<String>,
+    /// The tag that the model sees [default: state]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) tag: Option<String>,
+    /// While a run is active: deliver, persist, discard, interrupt, rollback
+    #[arg(long, value_name = "B")]
+    pub(crate) if_active: Option<String>,
+    /// While none is: wake, persist, discard
+    #[arg(long, value_name = "B")]
+    pub(crate) if_idle: Option<String>,
     #[command(flatten)]
     pub(crate) target: Target,
 }

@@ -4,6 +4,7 @@ use bugle::{
     MessageId, RunId, Signal,
     json::{Object, Value, json},
     runtime::{PendingInput, PromoteTo},
+    signal::StateInput,
     time::Timestamp,
 };
 use reqwest::Method;
@@ -11,7 +12,7 @@ use reqwest::Method;
 use crate::{
     error::Error,
     http::{Http, segment},
-    input::Input,
+    input::{Input, Routing},
     subscription::{RunStream, SubscribeOptions, Subscription},
     types::{
         Aborted, Accepted, ApprovalAccepted, Cancelled, Discarded, EditInput, Edited, Generated, Pending, Promoted,
@@ -219,6 +220,24 @@ impl Thread {
     /// Context made by a system that gets a turn of its own.
     pub async fn queue_signal(&self, signal: Input) -> Result<Accepted, Error> {
         self.post("queue-signal", signal.signal_body(&self.resource, &self.id)).await
+    }
+
+    /// The state of a lane of this thread, which must exist. `None`: the thread has this state already, and nothing was
+    /// done (STATE-032).
+    ///
+    /// # Errors
+    /// [`Error::Status`] 400 naming the field of a wrong state, 404 if there is no such thread, 409 for a delta that builds
+    /// on a state that is no longer current (STATE-082).
+    pub async fn send_state(&self, state: &StateInput, routing: &Routing) -> Result<Option<Accepted>, Error> {
+        let mut fields = Object::new();
+        fields.insert("state".into(), json!(state));
+        let mut body = self.with(fields);
+        routing.write(&mut body);
+        let told: Value = self.post("state-signals", body).await?;
+        if told["skipped"] == true {
+            return Ok(None);
+        }
+        serde_json::from_value(told).map(Some).map_err(|error| Error::protocol(error.to_string()))
     }
 
     /// Answers a call that waits for a person; the rest of the run comes on the thread's subscriptions (HTTP-102).

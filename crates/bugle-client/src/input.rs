@@ -94,20 +94,26 @@ impl Input {
 
     fn body(&self, resource: &str, thread: &str, key: &str, fields: Object) -> Value {
         let mut body = json!({"resourceId": resource, "threadId": thread, key: fields});
-        if let Some(behavior) = self.routing.if_active {
+        self.routing.write(&mut body);
+        body
+    }
+}
+
+impl Routing {
+    pub(crate) fn write(&self, body: &mut Value) {
+        if let Some(behavior) = self.if_active {
             body["ifActive"] = json!({"behavior": behavior});
         }
-        if self.routing.if_idle.is_some() || self.routing.stream_options.is_some() {
+        if self.if_idle.is_some() || self.stream_options.is_some() {
             let mut idle = Object::new();
-            if let Some(behavior) = self.routing.if_idle {
+            if let Some(behavior) = self.if_idle {
                 idle.insert("behavior".into(), json!(behavior));
             }
-            if let Some(options) = &self.routing.stream_options {
+            if let Some(options) = &self.stream_options {
                 idle.insert("streamOptions".into(), json!(options));
             }
             body["ifIdle"] = Value::Object(idle);
         }
-        body
     }
 }
 

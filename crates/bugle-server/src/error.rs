@@ -183,8 +183,11 @@ impl From<Error> for Failure {
             Error::State(error) => match error.code {
                 "state_thread_not_found" => Self::unknown_thread(),
                 "thread_resource_mismatch" => Self::foreign_thread(),
-                "state_conflict" | "state_stale_base" => Self::conflict(text),
-                _ => Self::bad_request(text),
+                "state_conflict" | "state_stale_base" | "state_too_many_lanes" => Self::conflict(text),
+                _ => match error.field {
+                    Some(field) => Self::field(field, error.message),
+                    None => Self::bad_request(text),
+                },
             },
             Error::Storage(error) => error.into(),
             Error::NotificationsUnsupported(_) => Self::unsupported(text),

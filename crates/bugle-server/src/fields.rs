@@ -204,6 +204,27 @@ macro_rules! target_fields {
 pub(crate) static SEND_MESSAGE: Shape = target_fields!(required("message", &MESSAGE));
 /// `signals`, `queue-signal`.
 pub(crate) static SEND_SIGNAL: Shape = target_fields!(required("signal", &SIGNAL));
+static STATE: Shape = Shape::Fields(&[
+    required("id", TEXT),
+    required("cacheKey", TEXT),
+    required("contents", &CONTENTS),
+    optional("mode", &Shape::OneOf(&["snapshot", "delta"])),
+    optional("value", ANY),
+    optional("delta", ANY),
+    optional("attributes", &ATTRIBUTES),
+    optional("metadata", OBJECT),
+    optional("providerOptions", OBJECT),
+    optional("tagName", TEXT),
+]);
+/// `state-signals`.
+pub(crate) static SEND_STATE: Shape = Shape::Fields(&[
+    required("state", &STATE),
+    optional("resourceId", TEXT),
+    required("threadId", TEXT),
+    optional("ifActive", &IF_ACTIVE),
+    optional("ifIdle", &IF_IDLE),
+    optional("requestContext", OBJECT),
+]);
 
 /// `threads/subscribe`.
 pub(crate) static SUBSCRIBE: Shape =

@@ -9,6 +9,7 @@ mod input;
 mod notify;
 mod queue;
 mod send;
+mod state;
 mod threads;
 mod watch;
 
@@ -41,6 +42,7 @@ pub(crate) async fn run(command: Command, common: Common, env: Env, out: Out) ->
         Command::Decline(args) => &args.target,
         Command::Abort(args) => &args.target,
         Command::Threads(args) => &args.target,
+        Command::State(args) => &args.target,
         Command::Notify(args) => &args.target,
         Command::Inbox(args) => &args.target,
         Command::Dev(_) | Command::Serve(_) => return Err(Failure::new(exit::BUG, "no client command")),
@@ -57,6 +59,7 @@ pub(crate) async fn run(command: Command, common: Common, env: Env, out: Out) ->
                 Command::Decline(args) => answer::decline(args, &session).await,
                 Command::Abort(args) => abort::run(args, &session).await,
                 Command::Threads(args) => threads::run(args, &session).await,
+                Command::State(args) => state::run(args, &session).await,
                 Command::Notify(args) => notify::notify(args, &session).await,
                 Command::Inbox(args) => notify::inbox(args, &session).await,
                 Command::Dev(_) | Command::Serve(_) => Err(Failure::new(exit::BUG, "no client command")),

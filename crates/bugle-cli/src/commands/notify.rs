@@ -30,7 +30,7 @@ pub(super) async fn notify(args: Notify, session: &Session) -> Result<u8, Failur
     let summary = input::text(args.summary.as_deref(), true).await?.ok_or_else(missing)?;
     let mut event = Notification::new(args.source, args.kind, summary);
     event.priority = Some(args.priority);
-    event.payload = args.payload.as_deref().map(payload).transpose()?;
+    event.payload = args.payload.as_deref().map(|payload| json_flag("--payload", payload)).transpose()?;
     event.dedupe_key = args.dedupe_key;
     event.coalesce_key = args.coalesce_key;
     let sent = match connection.thread().await?.notify(&event).await {
@@ -60,18 +60,17 @@ pub(super) async fn notify(args: Notify, session: &Session) -> Result<u8, Failur
     Ok(0)
 }
 
-const PAYLOAD_HINT: &str = "--payload '{\"run\": 7}' or --payload @file.json";
-
 /// JSON, or `@FILE` with JSON in it.
-fn payload(given: &str) -> Result<Value, Failure> {
+pub(super) fn json_flag(flag: &str, given: &str) -> Result<Value, Failure> {
+    let hint = format!("{flag} '{{\"run\": 7}}' or {flag} @file.json");
     let text = match given.strip_prefix('@') {
         Some(path) => std::fs::read_to_string(path)
-            .map_err(|error| Failure::usage(format!("--payload: {path} cannot be read: {error}")).hint(PAYLOAD_HINT))?,
+            .map_err(|error| Failure::usage(format!("{flag}: {path} cannot be read: {error}")).hint(hint.as_str()))?,
         None => given.to_owned(),
     };
     serde_json::from_str(&text).map_err(|error| {
         let place = given.strip_prefix('@').map(|path| format!(" ({path})")).unwrap_or_default();
-        Failure::usage(format!("--payload{place} is not JSON: {error}")).hint(PAYLOAD_HINT)
+        Failure::usage(format!("{flag}{place} is not JSON: {error}")).hint(hint.as_str())
     })
 }
 

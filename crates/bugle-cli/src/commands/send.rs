@@ -11,15 +11,7 @@ pub(super) async fn run(args: Send, session: &Session) -> Result<u8, Failure> {
     let text =
         text.ok_or_else(|| Failure::usage("nothing to send").hint("bugle send TEXT, or - to read standard input"))?;
     let mut input = input::input(text, &args.input, &args.files)?;
-    input.routing = Routing {
-        if_active: behavior(
-            "--if-active",
-            args.if_active.as_deref(),
-            "deliver, persist, discard, interrupt, rollback",
-        )?,
-        if_idle: behavior("--if-idle", args.if_idle.as_deref(), "wake, persist, discard")?,
-        stream_options: None,
-    };
+    input.routing = routing(args.if_active.as_deref(), args.if_idle.as_deref())?;
     let connection = Connection::new(&args.target, session)?;
     let thread = connection.thread().await?;
     if args.input.no_wait {
@@ -38,6 +30,15 @@ pub(super) async fn run(args: Send, session: &Session) -> Result<u8, Failure> {
     follow::Follow { thread, subscription, accepted, known, target: &args.target, session, client: &connection.client }
         .run()
         .await
+}
+
+/// What `--if-active` and `--if-idle` say.
+pub(super) fn routing(if_active: Option<&str>, if_idle: Option<&str>) -> Result<Routing, Failure> {
+    Ok(Routing {
+        if_active: behavior("--if-active", if_active, "deliver, persist, discard, interrupt, rollback")?,
+        if_idle: behavior("--if-idle", if_idle, "wake, persist, discard")?,
+        stream_options: None,
+    })
 }
 
 fn behavior<T: DeserializeOwned>(flag: &str, text: Option<&str>, known: &str) -> Result<Option<T>, Failure> {

@@ -93,6 +93,27 @@ fn cli_062_wrong_input_says_what_where_and_what_next() {
 }
 
 #[test]
+fn state_043_the_state_of_a_lane_is_told_from_the_terminal() {
+    let project = Project::with_agent();
+    let _server = project.serve(&["serve"]);
+    let none = project.run(&["state", "branch", "main"]);
+    assert!(none.code == Some(3) && none.stderr.contains("bugle send -t main"), "{none:?}");
+    project.run(&["send", "hello"]).ok();
+    let quiet = ["state", "branch", "--if-idle", "persist"];
+    let piped = run_with_input(project.command(&quiet), "main\n").ok();
+    assert!(piped.stdout.starts_with("persist "), "{piped:?}");
+    assert_eq!(run_with_input(project.command(&quiet), "main\n").ok().stdout, "unchanged\n");
+    let json = project.run(&["state", "branch", "main", "--json"]).ok().json();
+    assert_eq!(json[0]["type"], "skipped");
+    let told = ["state", "branch", "topic", "--delta", "--key", "2", "--value", "{\"b\": 1}", "--json"];
+    assert_eq!(project.run(&told).ok().json()[0]["action"], "wake");
+    for wrong in [["state", "branch", "x", "--value", "{"], ["state", "branch", "x", "--tag", "a b"]] {
+        assert_eq!(project.run(&wrong).code, Some(2), "{wrong:?}");
+    }
+    assert_eq!(project.run(&["state", "branch", ""]).code, Some(2));
+}
+
+#[test]
 fn cli_035_webhooks_are_checked_before_anything_is_served() {
     let project = Project::with_agent();
     let hook = |agent: &str, secret: &str| {

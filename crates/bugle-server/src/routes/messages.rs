@@ -5,9 +5,9 @@ use bugle::{
     json::{Object, Value, json},
     runtime::{
         Action, ActiveBehavior, CancelSelector, EditInput, IdleBehavior, IfActive, IfIdle, Message, Outcome, PromoteTo,
-        Sent, Target,
+        Sent, StateSent, Target,
     },
-    signal::{Attributes, Contents},
+    signal::{Attributes, Contents, StateInput},
     storage::StorageError,
     time::Timestamp,
 };
@@ -27,6 +27,7 @@ pub(super) const ROUTES: &[Route] = &[
     route!(Post "/agents/{agentId}/queue-message" "Text of a person, for a run of its own", queue_message, body: fields::SEND_MESSAGE),
     route!(Post "/agents/{agentId}/signals" "Context made by a system, seen now", send_signal, body: fields::SEND_SIGNAL),
     route!(Post "/agents/{agentId}/queue-signal" "Context made by a system, for a run of its own", queue_signal, body: fields::SEND_SIGNAL),
+    route!(Post "/agents/{agentId}/state-signals" "The state of a lane: told once, and kept in view", send_state, body: fields::SEND_STATE),
     route!(Get "/agents/{agentId}/threads/pending" "Input that waits, in order", pending, query: fields::THREAD_QUERY),
     route!(Post "/agents/{agentId}/cancel-queued-messages" "Takes back input that waits", cancel, body: fields::CANCEL),
     route!(Post "/agents/{agentId}/promote-queued-message" "Moves a queued message into the running loop or to the front", promote, body: fields::PROMOTE),
@@ -53,12 +54,33 @@ async fn queue_signal(call: Call) -> Answer {
     accepted(agent.queue_signal(target, signal).await.map_err(|error| Failure::from(error).under("signal"))?).await
 }
 
+/// STATE-043. The thread must exist; what it has already is skipped.
+async fn send_state(call: Call) -> Answer {
+    let (agent, target) = (call.agent()?, target(&call)?);
+    let under = |error: Error| Failure::from(error).under("state");
+    let state =
+        StateInput::from_json(call.body.get("state").unwrap_or(&Value::Null)).map_err(|error| under(error.into()))?;
+    match agent.send_state_signal(target, state).await.map_err(under)? {
+        StateSent::Unchanged => Ok(answer(json!({"skipped": true, "reason": "unchanged"}))),
+        StateSent::Sent { outcome, mut persisted, .. } => {
+            if outcome.action == Action::Persist {
+                persisted.wait().await?;
+            }
+            Ok(answer(told(outcome)))
+        }
+    }
+}
+
 /// HTTP-079. Answers once the input is safe; a refusal means that nothing was accepted (HTTP-013).
 async fn accepted(mut sent: Sent) -> Answer {
     let outcome = sent.accepted().await?;
     if outcome.action == Action::Persist {
         sent.persisted().await?;
     }
+    Ok(answer(told(outcome)))
+}
+
+fn told(outcome: Outcome) -> Value {
     let Outcome { action, run_id, waiting_for, signal } = outcome;
     // For input that no run takes, its own id stands in.
     let run_id = match (action, run_id) {
@@ -69,7 +91,7 @@ async fn accepted(mut sent: Sent) -> Answer {
     if let Some(waiting_for) = waiting_for {
         body["waitingFor"] = waiting_for.into();
     }
-    Ok(answer(body))
+    body
 }
 
 /// Where the input goes: a thread, or a live run that names one.

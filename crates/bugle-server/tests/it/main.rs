@@ -14,6 +14,7 @@ mod provider;
 mod reports;
 mod runs;
 mod serving;
+mod states;
 mod streams;
 mod support;
 mod suspended;

@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     id::MessageId,
     signal::{
-        Decision, LaneChange, Signal, SignalInput, StateError, StateInput, Tracking, decide, tracked_lanes,
+        Decision, LaneChange, Signal, SignalInput, StateError, StateInput, Tracking, check_room, decide, tracked_lanes,
         validate_attributes,
     },
     storage::{InputMode, rules},
@@ -108,11 +108,18 @@ impl AgentHandle {
     /// }
     /// ```
     ///
+    /// Once called it goes on to its end, even if its future is dropped: a lane is never left half told.
+    ///
     /// # Errors
-    /// [`Error::State`] for what STATE-003, STATE-004, STATE-040 … STATE-042, STATE-081 and STATE-082 refuse; else as
-    /// [`Self::send_signal`] and [`super::Sent::accepted`].
+    /// [`Error::State`] for what STATE-003, STATE-004, STATE-040 … STATE-042, STATE-081 and STATE-082 refuse, and for more
+    /// than 256 lanes on a thread; else as [`Self::send_signal`] and [`super::Sent::accepted`].
     pub async fn send_state_signal(&self, target: impl Into<Target>, state: StateInput) -> Result<StateSent, Error> {
-        let target = target.into();
+        let (agent, target) = (self.clone(), target.into());
+        let told = tokio::spawn(async move { agent.tell_state(target, state).await });
+        told.await.map_err(|_| Error::Internal("telling a state broke off"))?
+    }
+
+    async fn tell_state(&self, target: Target, state: StateInput) -> Result<StateSent, Error> {
         let inner = &self.bugle.inner;
         let lane = state.lane(None)?;
         state.check()?;
@@ -139,8 +146,12 @@ impl AgentHandle {
                 let message = format!("thread {} belongs to another resource", key.thread_id);
                 return Err(StateError::new("thread_resource_mismatch", message).into());
             }
-            let previous = tracked_lanes(&thread).into_iter().find(|(known, _)| *known == lane);
-            let previous = previous.map(|(_, tracking)| tracking);
+            let tracked = tracked_lanes(&thread);
+            let count = tracked.len();
+            let previous = tracked.into_iter().find(|(known, _)| *known == lane).map(|(_, tracking)| tracking);
+            if previous.is_none() {
+                check_room(count)?;
+            }
             let now = inner.clock.now();
             let version = match decide(&state, previous.as_ref(), None)? {
                 Decision::Accept { version } => version,

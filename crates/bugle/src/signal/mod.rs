@@ -11,7 +11,7 @@ mod xml;
 
 pub use echo::echo_signal_type;
 pub use normalise::{InvalidSignal, merge_attributes, validate_attributes};
-pub(crate) use state::{Decision, LaneBook, decide, lane_signals, patch_lanes, set_version, wanted_ids};
+pub(crate) use state::{Decision, LaneBook, check_room, decide, lane_signals, patch_lanes, set_version, wanted_ids};
 pub use state::{
     LaneChange, LaneCopy, LaneSignal, LaneView, StateAnswer, StateError, StateInput, StateMode, Tracking, lane_key,
     tracked_lanes,

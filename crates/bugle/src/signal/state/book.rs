@@ -20,6 +20,21 @@ pub(crate) enum Decision {
     Accept { version: u64 },
 }
 
+/// The most lanes of a thread: they travel with every listing of it. A further one is refused.
+pub(crate) const LANES_MAX: usize = 256;
+
+/// Refuses one lane too many.
+///
+/// # Errors
+/// `state_too_many_lanes`.
+pub(crate) fn check_room(lanes: usize) -> Result<(), StateError> {
+    if lanes < LANES_MAX {
+        return Ok(());
+    }
+    let message = format!("a thread has at most {LANES_MAX} lanes; use fewer ids, with the state in value or contents");
+    Err(StateError::new("state_too_many_lanes", message))
+}
+
 /// STATE-030. `window` is the lane's signals in the run's conversation; `None` for a producer outside of runs.
 ///
 /// # Errors
@@ -66,12 +81,24 @@ pub(crate) struct LaneBook {
     now: HashMap<String, Tracking>,
     /// In order of their first change.
     changed: Vec<String>,
-    /// The signals placed since the last write: lane, id, whether the version grew.
-    placed: Vec<(String, MessageId, bool)>,
+    /// What was placed since the last write, in order.
+    placed: Vec<Placed>,
     /// Lanes whose snapshot is not in the prompt that was sent (STATE-076).
     stale: HashSet<String>,
     /// How often each lane's processor has failed in a row (STATE-058).
     failures: HashMap<String, u32>,
+}
+
+/// A state that was placed, and is not tracked yet.
+#[derive(Debug)]
+struct Placed {
+    lane: String,
+    signal: MessageId,
+    key: String,
+    mode: StateMode,
+    at: Timestamp,
+    /// It is a new version, not an old one again.
+    grew: bool,
 }
 
 impl LaneBook {
@@ -138,6 +165,9 @@ impl LaneBook {
         let signals =
             if self.stale.contains(&lane) { Vec::new() } else { lane_signals(window, &lane, &self.thread.thread_id) };
         let earlier = self.now.get(&lane);
+        if earlier.is_none() {
+            check_room(self.now.len())?;
+        }
         let Decision::Accept { version } = decide(state, earlier, Some(&signals))? else { return Ok(None) };
         let grew = version > earlier.map_or(0, |earlier| earlier.version);
         let signal = state.signal(&lane, &self.thread.thread_id, version, MessageId::fresh(), now)?;
@@ -149,7 +179,7 @@ impl LaneBook {
         if !self.changed.contains(&lane) {
             self.changed.push(lane.clone());
         }
-        self.placed.push((lane, signal.id.clone(), grew));
+        self.placed.push(Placed { lane, signal: signal.id.clone(), key: state.key(), mode: state.mode, at: now, grew });
         Ok(Some(signal))
     }
 
@@ -176,20 +206,16 @@ impl LaneBook {
         let read: HashMap<String, Tracking> = tracked.into_iter().collect();
         let mut moved = Vec::new();
         for lane in &self.changed {
-            let mut version = read.get(lane).map_or(0, |tracking| tracking.version);
-            let mut last = version;
-            for (_, id, grew) in self.placed.iter().filter(|(of, _, _)| of == lane) {
-                version = if *grew { version + 1 } else { version.max(1) };
-                last = version;
-                moved.push((id.clone(), version));
+            let mut tracking = read.get(lane).cloned();
+            for placed in self.placed.iter().filter(|placed| placed.lane == *lane) {
+                let current = tracking.as_ref().map_or(0, |tracking| tracking.version);
+                let version = if placed.grew { current + 1 } else { current.max(1) };
+                let written = (placed.key.clone(), placed.mode, version);
+                tracking = Some(Tracking::after(tracking.as_ref(), written, &placed.signal, placed.at));
+                moved.push((placed.signal.clone(), version));
             }
-            if let Some(tracking) = self.now.get_mut(lane) {
-                tracking.version = last;
-                for copy in &mut tracking.active_copies {
-                    if let Some((_, version)) = moved.iter().find(|(id, _)| *id == copy.id) {
-                        copy.version = *version;
-                    }
-                }
+            if let Some(tracking) = tracking {
+                self.now.insert(lane.clone(), tracking);
             }
         }
         for (lane, tracking) in &read {

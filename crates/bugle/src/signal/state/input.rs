@@ -11,6 +11,9 @@ use crate::{
     time::Timestamp,
 };
 
+/// The longest id of a lane, in bytes.
+const LANE_ID_MAX: usize = 256;
+
 /// Whether a state is whole or a change (STATE-002).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -29,30 +32,40 @@ pub enum StateMode {
 /// let open = StateInput::snapshot("editor", "main.rs:12", "Open file: main.rs, line 12");
 /// assert_eq!(open.id.as_deref(), Some("editor"));
 /// ```
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct StateInput {
     /// The lane. Producers outside of a run must name one; for a processor its own lane is the default.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// Identity of this state: states with equal keys and modes are one. Keys over 256 bytes are kept as a hash.
     pub cache_key: String,
     /// What the model reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub contents: Option<Contents>,
     /// Whole or change.
     pub mode: StateMode,
     /// The state as data, for the producer; allowed on deltas too.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<Value>,
     /// The change as data, for the producer.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub delta: Option<Value>,
     /// Rendered on the tag.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub attributes: Option<Attributes>,
     /// Stored, never rendered. `state.baseVersion` makes a delta fail if the lane has moved on (STATE-082);
     /// `state.reinject: false` keeps the lane from being put back when it falls out of view (STATE-036).
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Object>,
     /// For the provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub provider_options: Option<Object>,
     /// The tag the model sees. Default `state`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tag_name: Option<String>,
     /// Must stay `None`: state is always kept (STATE-003).
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub transient: Option<bool>,
 }
 
@@ -62,19 +75,25 @@ pub struct StateInput {
 pub struct StateError {
     /// A stable code: `state_id_required`, `state_conflict`, ….
     pub code: &'static str,
+    /// The field of the state that is wrong, if one is.
+    pub field: Option<String>,
     /// What is wrong and what to do.
     pub message: String,
 }
 
 impl StateError {
     pub(crate) fn new(code: &'static str, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, field: None, message: message.into() }
+    }
+
+    fn at(field: impl Into<String>, code: &'static str, message: impl Into<String>) -> Self {
+        Self { field: Some(field.into()), ..Self::new(code, message) }
     }
 }
 
 impl From<InvalidSignal> for StateError {
     fn from(error: InvalidSignal) -> Self {
-        Self::new("state_invalid", error.message)
+        Self::at(error.field, "state_invalid", error.message)
     }
 }
 
@@ -103,17 +122,17 @@ impl StateInput {
         let text = |name: &str| match fields.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(text)) => Ok(Some(text.clone())),
-            Some(_) => Err(StateError::new("state_invalid", format!("{name} must be a string"))),
+            Some(_) => Err(StateError::at(name, "state_invalid", format!("{name} must be a string"))),
         };
         let object = |name: &str| match fields.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::Object(object)) => Ok(Some(object.clone())),
-            Some(_) => Err(StateError::new("state_invalid", format!("{name} must be an object"))),
+            Some(_) => Err(StateError::at(name, "state_invalid", format!("{name} must be an object"))),
         };
         let mode = match fields.get("mode") {
             None | Some(Value::Null) => StateMode::Snapshot,
             Some(mode) => serde_json::from_value(mode.clone())
-                .map_err(|_| StateError::new("state_invalid", "mode must be snapshot or delta"))?,
+                .map_err(|_| StateError::at("mode", "state_invalid", "mode must be snapshot or delta"))?,
         };
         let contents = match fields.get("contents") {
             None | Some(Value::Null) => None,
@@ -137,12 +156,16 @@ impl StateInput {
     /// The lane this state is for.
     ///
     /// # Errors
-    /// `state_id_required`.
+    /// `state_id_required`; `state_invalid` for one that is too long.
     pub(crate) fn lane(&self, default: Option<&str>) -> Result<String, StateError> {
-        let lane = self.id.as_deref().or(default).filter(|lane| !lane.trim().is_empty());
-        lane.map(str::to_owned).ok_or_else(|| {
-            StateError::new("state_id_required", "a state needs the id of its lane, such as \"browser\"")
-        })
+        let lane = self.id.as_deref().or(default).filter(|lane| !lane.trim().is_empty()).ok_or_else(|| {
+            StateError::at("id", "state_id_required", "a state needs the id of its lane, such as \"browser\"")
+        })?;
+        if lane.len() > LANE_ID_MAX {
+            let message = format!("the id of a lane is at most {LANE_ID_MAX} bytes long");
+            return Err(StateError::at("id", "state_invalid", message));
+        }
+        Ok(lane.to_owned())
     }
 
     /// Checks what can be checked without knowing the lane (STATE-003, STATE-004).
@@ -152,7 +175,7 @@ impl StateInput {
     pub(crate) fn check(&self) -> Result<(), StateError> {
         if self.cache_key.is_empty() {
             let message = "a state needs a cacheKey: states with equal keys count as the same";
-            return Err(StateError::new("state_cache_key_required", message));
+            return Err(StateError::at("cacheKey", "state_cache_key_required", message));
         }
         if self.transient.is_some() {
             return Err(not_transient());
@@ -224,5 +247,5 @@ impl StateInput {
 }
 
 fn not_transient() -> StateError {
-    StateError::new("state_not_transient", "a state is always kept; leave transient out")
+    StateError::at("transient", "state_not_transient", "a state is always kept; leave transient out")
 }

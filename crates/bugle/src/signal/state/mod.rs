@@ -8,7 +8,7 @@ mod history;
 mod input;
 mod tracking;
 
-pub(crate) use book::{Decision, LaneBook, decide, set_version};
+pub(crate) use book::{Decision, LaneBook, check_room, decide, set_version};
 pub use history::{LaneSignal, LaneView};
 pub(crate) use history::{lane_signals, wanted_ids};
 pub use input::{StateError, StateInput, StateMode};

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::{history::wanted_ids, tracking::patch_lanes, *};
+use super::{book::LANES_MAX, history::wanted_ids, tracking::patch_lanes, *};
 use crate::{
     id::{MessageId, ThreadKey},
     json::{Object, Value, json},
@@ -224,6 +224,32 @@ fn state_081_a_run_comes_after_who_was_faster() {
     let mut stored = mine.to_stored(Some(&thread()), at(1));
     set_version(&mut stored, 2);
     assert_eq!(lane_signals(&[stored], "a", "t1")[0].version, Some(2));
+}
+
+#[test]
+fn state_024_state_081_a_delta_of_a_run_keeps_what_who_was_faster_told() {
+    let mut book = LaneBook::new(thread());
+    let base = Tracking::after(None, ("k1".into(), StateMode::Snapshot, 1), &"s1".into(), at(0));
+    book.begin(vec![("a".into(), base.clone())]);
+    let mine = book.accept("a", &StateInput::delta("a", "d", "x"), &[], at(2)).unwrap().unwrap();
+    let theirs = Tracking::after(Some(&base), ("k2".into(), StateMode::Snapshot, 2), &"s2".into(), at(1));
+    book.rebase(vec![("a".into(), theirs)]);
+    let tracking = book.changes().remove(0).tracking.unwrap();
+    assert_eq!((tracking.version, tracking.last_snapshot_signal_id), (3, Some("s2".into())));
+    let copies: Vec<_> = tracking.active_copies.iter().map(|copy| (copy.id.to_string(), copy.version)).collect();
+    assert_eq!(copies, [("s2".to_owned(), 2), (mine.id.to_string(), 3)]);
+}
+
+#[test]
+fn state_002_a_thread_has_so_many_lanes_and_their_ids_a_length() {
+    let mut book = LaneBook::new(thread());
+    let tracking = Tracking::after(None, ("k".into(), StateMode::Snapshot, 1), &"s".into(), at(0));
+    book.begin((0..LANES_MAX).map(|n| (format!("lane-{n}"), tracking.clone())).collect());
+    let full = book.accept("new", &StateInput::snapshot("new", "k", "x"), &[], at(1)).unwrap_err();
+    assert_eq!(full.code, "state_too_many_lanes");
+    assert!(book.accept("lane-7", &StateInput::snapshot("lane-7", "k2", "x"), &[], at(1)).unwrap().is_some());
+    let long = book.accept("a", &StateInput::snapshot("x".repeat(257), "k", "x"), &[], at(1)).unwrap_err();
+    assert_eq!((long.code, long.field.as_deref()), ("state_invalid", Some("id")));
 }
 
 /// Any JSON, small.
