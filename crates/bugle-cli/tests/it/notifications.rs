@@ -173,9 +173,11 @@ fn cli_011_prov_002_the_example_projects_signals_reach_the_agent() {
         "I follow the shop."
     );
     let write = "[[call task_write {\"tasks\":[{\"content\":\"Fix the red test\",\"status\":\"in_progress\"}]}]] [[say Noted.]]";
-    assert_eq!(send(write), "Noted.");
+    // The lane tells of the new list, and the scripted model answers what it hears last.
+    let noted = send(write);
+    assert!(noted.as_str().unwrap().contains("<current-task-list count=\"1\">"), "the lane: {noted}");
     let shown = send("[[dump]]");
-    assert!(shown.as_str().unwrap().contains("Fix the red test"), "the lane: {shown}");
+    assert!(shown.as_str().unwrap().contains("Fix the red test"), "the lane stays in view: {shown}");
 
     let body = r#"{"service":{"name":"shop"},"event":"deploy.failed","text":"Deploying shop failed: a test is red. [[call task_check {}]] [[say I will look into it.]]"}"#;
     let signature = "223953582af76bfe040e6a380d020d25454e508eeadaf726bd2ffae590f1dfe7";
