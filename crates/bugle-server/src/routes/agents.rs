@@ -82,7 +82,8 @@ fn describe(agent: &Agent, context: &RequestContext, partial: bool) -> Value {
         "provider": models.first().map(|entry| entry.model.provider()),
         "modelId": models.first().map(|entry| entry.model.model_id()),
         "modelVersion": "v2",
-        "supportsMemory": agent.memory().is_some(),
+        // Of the kind of agent, not of this one: `/memory/status` says whether it has any.
+        "supportsMemory": true,
         "defaultOptions": default_options(agent),
         "defaultGenerateOptionsLegacy": {},
         "defaultStreamOptionsLegacy": {},

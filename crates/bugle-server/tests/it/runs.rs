@@ -91,7 +91,7 @@ async fn http_030_http_031_http_036_agents_are_described() {
     let plain = &full["plain"];
     assert_eq!(plain["instructions"], "You are plain.");
     assert_eq!((&plain["provider"], &plain["modelId"]), (&json!("scripted"), &json!("scripted")));
-    assert_eq!((&plain["supportsMemory"], &full["forgetful"]["supportsMemory"]), (&json!(true), &json!(false)));
+    assert_eq!((&plain["supportsMemory"], &full["forgetful"]["supportsMemory"]), (&json!(true), &json!(true)));
     for list in ["skills", "workspaceTools", "browserTools", "inputProcessors", "outputProcessors"] {
         assert_eq!(plain[list], json!([]), "{list}");
     }

@@ -159,8 +159,9 @@ impl Serialize for Chunk {
             ChunkBody::Payload(body) => Envelope { body, run_id, from, metadata }.serialize(serializer),
             // Data chunks have no `from` (HTTP-080).
             ChunkBody::Data(body) => Envelope { body, run_id, from: None, metadata }.serialize(serializer),
+            // Subscribers get nothing but its run (HTTP §16).
             ChunkBody::AbortNotice => {
-                Envelope { body: plain(None, None), run_id, from, metadata }.serialize(serializer)
+                Envelope { body: plain(None, None), run_id, from: None, metadata }.serialize(serializer)
             }
             ChunkBody::Object(object) | ChunkBody::ObjectResult(object) => {
                 Envelope { body: plain(Some(object), None), run_id, from, metadata }.serialize(serializer)
@@ -225,7 +226,7 @@ mod tests {
         for value in [
             json!({"type": "text-delta", "payload": {"id": "txt-0", "text": "a"}, "runId": "r", "from": "AGENT"}),
             json!({"type": "data-user-message", "data": {"id": "s"}, "transient": true, "runId": "r"}),
-            json!({"type": "abort", "runId": "r", "from": "AGENT"}),
+            json!({"type": "abort", "runId": "r"}),
             json!({"type": "abort", "payload": {}, "runId": "r", "from": "AGENT"}),
             json!({"type": "object", "object": {"a": 1}, "runId": "r", "from": "AGENT"}),
             json!({"type": "goal", "payload": {"objective": "x"}, "runId": "r", "from": "AGENT"}),

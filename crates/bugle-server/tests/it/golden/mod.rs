@@ -1,7 +1,14 @@
 //! The captures of the reference, frame by frame. `rules` says how they are compared.
 
+macro_rules! capture {
+    ($name:literal) => {
+        include_str!(concat!("../../fixtures/http/", $name, ".http"))
+    };
+}
+
 mod capture;
 mod rules;
+mod threads;
 
 use std::sync::Arc;
 
@@ -72,12 +79,6 @@ async fn play_on(server: Server, text: &str, pending: Value) {
     }
 }
 
-macro_rules! capture {
-    ($name:literal) => {
-        include_str!(concat!("../../fixtures/http/", $name, ".http"))
-    };
-}
-
 #[tokio::test]
 async fn http_100_http_104_http_105_stream_approval() {
     play(capture!("stream-approval"), bugle::json::json!({"path": "/a"})).await;
@@ -144,4 +145,34 @@ async fn sub_171_http_124_subagent_approval() {
 #[tokio::test]
 async fn http_125_subagent_failure() {
     play(capture!("subagent-failure"), Value::Null).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn http_040_http_041_generate_text() {
+    play(capture!("generate-text"), Value::Null).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn http_046_generate_structured() {
+    play(capture!("generate-structured"), Value::Null).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn http_020_http_049_stream_text() {
+    play(capture!("stream-text"), Value::Null).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn http_056_stream_structured() {
+    play(capture!("stream-structured"), Value::Null).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn http_054_http_055_stream_tool_failures() {
+    play(capture!("stream-tool-failures"), Value::Null).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn http_058_stream_model_failure() {
+    play(capture!("stream-model-failure"), Value::Null).await;
 }

@@ -57,10 +57,11 @@ impl Driver {
                     // Nobody reads this run directly.
                     (last, DirectEnd::default())
                 } else {
-                    finish.messages = Some(json!({ "nonUser": &result.response_messages }));
+                    let messages = Value::Array(to_model_messages(&result.response_messages));
                     if let Some(response) = finish.response.as_mut() {
-                        response["messages"] = Value::Array(to_model_messages(&result.response_messages));
+                        response["messages"] = messages.clone();
                     }
+                    finish.messages = Some(json!({ "nonUser": messages }));
                     let own = Chunk::agent(&run_id, Payload::Finish(Box::new(finish)));
                     (last, DirectEnd { replaces_last: true, chunks: vec![own] })
                 }
