@@ -88,7 +88,7 @@ impl Plan {
         let webhooks = webhooks.checked(&ids).map_err(Failure::files)?;
         let is_demo = false;
         let left_out = problems;
-        let mut plan = Self { models, agents, is_demo, left_out, warnings, auth, host, port, webhooks, settings };
+        let mut plan = Self { settings, models, agents, is_demo, left_out, warnings, auth, host, port, webhooks };
         plan.check_server()?;
         for hook in plan.settings.webhooks.iter().filter(|hook| hook.secrets.is_empty()) {
             let warning =
