@@ -1,6 +1,7 @@
 //! Processors and state lanes in running agents (PROC, STATE).
 
 mod built_ins;
+mod framework;
 mod fuzz;
 mod hooks;
 mod lanes;
