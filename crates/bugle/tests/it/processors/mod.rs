@@ -9,6 +9,7 @@ mod interface;
 mod lanes;
 mod leaks;
 mod outside;
+mod setters;
 mod signals;
 mod stops;
 
