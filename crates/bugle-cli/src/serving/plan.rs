@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use bugle::{
+    model::{ModelError, ModelErrorKind, SharedModel},
     notification::NotificationOptions,
     provider::{Secret, SharedProvider, WebhookOptions, WebhookPreset, WebhookProvider},
     storage::{ProviderSubscription, SharedStorage},
@@ -232,6 +233,15 @@ impl Plan {
             Ok(Ok(storage)) => Ok(storage),
             Ok(Err(error)) => Err(Failure::usage(format!("storage.url: {error}")).caused_by(&error)),
             Err(_) => Err(Failure::new(crate::exit::BUG, "opening the store failed")),
+        }
+    }
+
+    /// Models by their names, for processors.
+    pub(super) fn model_router(&self) -> impl Fn(&str) -> Result<SharedModel, ModelError> + Send + Sync + 'static {
+        let models = self.models.clone();
+        move |name| {
+            let resolved = models.resolve(name).map(|resolved| resolved.entry.model);
+            resolved.map_err(|problem| ModelError::new(ModelErrorKind::Configuration, problem))
         }
     }
 
