@@ -96,7 +96,7 @@ struct Sent {
     marker: String,
 }
 
-struct EndAnyway<'a>(&'a AtomicBool);
+pub(crate) struct EndAnyway<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for EndAnyway<'_> {
     fn drop(&mut self) {
@@ -104,15 +104,15 @@ impl Drop for EndAnyway<'_> {
     }
 }
 
-fn number(name: &str) -> Option<u64> {
+pub(crate) fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
 /// splitmix64.
-struct Rng(u64);
+pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
-    fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -162,7 +162,7 @@ fn send_until_stopped(
 }
 
 /// One request on a connection of its own; `None` if the connection breaks before the whole answer is here.
-fn request(address: &str, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
+pub(crate) fn request(address: &str, method: &str, path: &str, body: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(PATIENCE)).ok()?;
     let head = format!(

@@ -9,6 +9,7 @@ mod durability;
 mod errors;
 mod format;
 mod golden;
+mod killed;
 mod notifications;
 mod ownership;
 mod parked;

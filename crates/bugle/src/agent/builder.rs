@@ -11,7 +11,7 @@ use crate::{
     memory::MemoryOptions,
     model::SharedModel,
     notification::DeliveryPolicy,
-    processor::{Processor, Processors, SharedProcessor},
+    processor::{Parts, Processor, Processors, SharedProcessor},
     provider::SharedProvider,
     run::RunOptions,
     scorer::TaskCompletion,
@@ -146,7 +146,7 @@ impl AgentBuilder {
         self
     }
 
-    /// What it remembers. Without, its runs have no thread.
+    /// What it remembers. Without, its runs have no thread, unless history or working memory is among its processors.
     pub fn memory(mut self, memory: MemoryOptions) -> Self {
         self.inner.memory = Some(memory);
         self
@@ -308,6 +308,11 @@ impl AgentBuilder {
                 list.check()
                     .map_err(|error| Error::configuration(format!("processors of agent {}: {error}", inner.id)))?;
             }
+        }
+        if let (None, Dynamic::Value(input), Dynamic::Value(output)) =
+            (&inner.memory, &inner.input_processors, &inner.output_processors)
+        {
+            inner.memory = Parts::of(input, output).own_memory();
         }
         let mut safe = IndexMap::new();
         for key in inner.tools.keys() {

@@ -12,8 +12,16 @@ use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    json::Object, memory::MemoryOptions, model::SharedModel, notification::DeliveryPolicy, processor::Processors,
-    provider::SharedProvider, run::RunOptions, scorer::TaskCompletion, subagent::SubAgents, tool::Tool,
+    json::Object,
+    memory::MemoryOptions,
+    model::SharedModel,
+    notification::DeliveryPolicy,
+    processor::{EffectiveProcessors, Parts, Processors, effective},
+    provider::SharedProvider,
+    run::RunOptions,
+    scorer::TaskCompletion,
+    subagent::SubAgents,
+    tool::Tool,
 };
 
 /// A value, or a function of the request context, evaluated once per run (LOOP-005).
@@ -216,6 +224,45 @@ impl Agent {
     /// Its error processors for this request context, in order.
     pub fn error_processors(&self, context: &RequestContext) -> Processors {
         self.inner.error_processors.resolve(context)
+    }
+
+    /// The processors of a run: those of the call in the place of its own (PROC-003). Lists made for each run are made here.
+    pub(crate) fn lists(&self, options: &RunOptions) -> [Processors; 3] {
+        let list = |call: &Option<Processors>, own: &Dynamic<Processors>| {
+            call.clone().unwrap_or_else(|| own.resolve(&options.request_context))
+        };
+        [
+            list(&options.input_processors, &self.inner.input_processors),
+            list(&options.output_processors, &self.inner.output_processors),
+            list(&options.error_processors, &self.inner.error_processors),
+        ]
+    }
+
+    /// All that would work on a run with these options, in order, the framework's own parts included (PROC-004). Lists that
+    /// are made for each run are made for it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Invalid`] for memory options of the call that no run may have.
+    pub fn effective_processors(&self, options: &RunOptions) -> Result<EffectiveProcessors, crate::Error> {
+        let options = options.over(self.default_options());
+        let lists = self.lists(&options);
+        let memory = self.memory_of(&Parts::of(&lists[0], &lists[1]));
+        let memory = memory.map(|memory| memory.merged(options.memory_options.as_ref())).transpose()?;
+        Ok(effective(&lists, memory.as_ref()))
+    }
+
+    /// What it remembers, with parts that are listed as processors.
+    pub(crate) fn memory_of(&self, parts: &Parts) -> Option<MemoryOptions> {
+        self.memory().map(|memory| parts.over(memory.clone()))
+    }
+
+    /// The same for the agent's own lists, as far as they are the same for each run.
+    pub(crate) fn listed_memory(&self) -> Option<MemoryOptions> {
+        let listed = |list: &Dynamic<Processors>| match list {
+            Dynamic::Value(list) => list.clone(),
+            Dynamic::Per(_) => Processors::default(),
+        };
+        self.memory_of(&Parts::of(&listed(&self.inner.input_processors), &listed(&self.inner.output_processors)))
     }
 
     /// Where it comes from.

@@ -7,22 +7,25 @@ use serde::{Deserialize, de::DeserializeOwned};
 use super::{
     SharedProcessor,
     builtin::{
-        AgentsMd, BatchParts, Classifier, CostScope, OnMatch, OnOutputLimit, PrefillErrorHandler, Preset, RegexFilter,
-        ResponseCache, Rule, Strategy, StreamErrorRetry, StructuredOutputProcessor, SystemPromptScrubber,
-        TokenCostControl, TokenLimiter, ToolCallFilter, TrailingAssistantGuard, Trim, UnicodeNormaliser, preset,
-        preset_names,
+        AgentsMd, BatchParts, Classifier, CostScope, MemoryInputFilter, MessageHistory, OnMatch, OnOutputLimit,
+        PrefillErrorHandler, Preset, RegexFilter, ResponseCache, Rule, Strategy, StreamErrorRetry,
+        StructuredOutputProcessor, SystemPromptScrubber, TokenCostControl, TokenLimiter, ToolCallFilter,
+        TrailingAssistantGuard, Trim, UnicodeNormaliser, WorkingMemory, preset, preset_names,
     },
 };
 use crate::{
     json::{Object, Value},
+    memory::{LastMessages, Scope, WorkingMemoryOptions},
     model::SharedModel,
 };
 
 /// The names that [`make`] knows.
-pub const NAMES: [&str; 18] = [
+pub const NAMES: [&str; 21] = [
     "agents-md-injector",
     "batch-parts",
     "language-detector",
+    "memory-input-filter",
+    "message-history",
     "model-selection",
     "moderation",
     "pii-detector",
@@ -38,6 +41,7 @@ pub const NAMES: [&str; 18] = [
     "tool-call-filter",
     "trailing-assistant-guard",
     "unicode-normalizer",
+    "working-memory",
 ];
 
 /// What a configuration file offers to processors.
@@ -48,10 +52,10 @@ pub struct Surroundings<'a> {
     pub model: &'a dyn Fn(&str) -> Result<SharedModel, String>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-#[derive(Default)]
 struct AgentsMdOptions {
+    enabled: Option<bool>,
     root: Option<PathBuf>,
     max_tokens: Option<usize>,
     reminder_text: Option<String>,
@@ -177,6 +181,22 @@ struct BatchOptions {
 }
 
 #[derive(Debug, Deserialize, Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct HistoryOptions {
+    last_messages: Option<LastMessages>,
+    filter_incomplete_tool_calls: Option<bool>,
+}
+
+#[derive(Debug, Deserialize, Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct WorkingOptions {
+    scope: Scope,
+    template: Option<String>,
+    schema: Option<Value>,
+    read_only: bool,
+}
+
+#[derive(Debug, Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct NoOptions {}
 
@@ -200,6 +220,9 @@ pub fn make(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<S
             let options: AgentsMdOptions = read(options)?;
             let root = around.root.join(options.root.unwrap_or_default());
             let mut injector = AgentsMd::new(root).ignored(options.ignored);
+            if options.enabled == Some(false) {
+                injector = injector.enabled_if(|_| false);
+            }
             if let Some(tokens) = options.max_tokens {
                 injector = injector.max_tokens(tokens);
             }
@@ -211,6 +234,21 @@ pub fn make(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<S
         "batch-parts" => Arc::new(BatchParts::new(read::<BatchOptions>(options)?.size.unwrap_or(5))),
         "moderation" | "pii-detector" | "prompt-injection-detector" | "language-detector" => {
             judge(name, options, around)?
+        }
+        "memory-input-filter" => {
+            read::<NoOptions>(options)?;
+            Arc::new(MemoryInputFilter)
+        }
+        "message-history" => {
+            let options: HistoryOptions = read(options)?;
+            let mut history = MessageHistory::new();
+            if let Some(last) = options.last_messages {
+                history = history.last_messages(last.count());
+            }
+            Arc::new(match options.filter_incomplete_tool_calls {
+                Some(filter) => history.filter_incomplete_tool_calls(filter),
+                None => history,
+            })
         }
         "model-selection" => {
             let options: SelectionOptions = read(options)?;
@@ -303,6 +341,13 @@ pub fn make(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<S
                 strip_control_chars: options.strip_control_chars.unwrap_or(default.strip_control_chars),
                 preserve_emojis: options.preserve_emojis.unwrap_or(default.preserve_emojis),
             })
+        }
+        "working-memory" => {
+            let WorkingOptions { scope, template, schema, read_only } = read(options)?;
+            if template.is_some() && schema.is_some() {
+                return Err("template, schema: working memory has one of them, not both".to_owned());
+            }
+            Arc::new(WorkingMemory::new(WorkingMemoryOptions { enabled: true, scope, template, schema, read_only }))
         }
         other => return Err(format!("there is no processor {other}; known are {}", NAMES.join(", "))),
     })
@@ -415,6 +460,8 @@ mod tests {
             ("regex-filter", json!({"presets": ["mail"]}), "there is no \"mail\""),
             ("regex-filter", json!({"rules": [{"name": "x", "pattern": "("}]}), "the pattern is wrong"),
             ("token-limiter", json!({"limit": 0}), "limit: is needed"),
+            ("message-history", json!({"lastMessages": -1}), "lastMessages must be a whole number"),
+            ("working-memory", json!({"template": "x", "schema": {}}), "not both"),
         ] {
             let error = make(name, options.as_object().unwrap(), &around).err().unwrap();
             assert!(error.contains(message), "{error}");

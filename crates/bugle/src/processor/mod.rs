@@ -20,12 +20,15 @@ mod context;
 pub mod lane;
 pub mod lanes;
 mod list;
+mod part;
 mod runner;
 
 pub use args::*;
 pub use context::Context;
 pub(crate) use context::{Desk, Replaces, RunInfo, Slot};
 pub use list::{Processors, SharedProcessor};
+pub use part::{EffectiveProcessors, Part};
+pub(crate) use part::{Parts, effective};
 pub(crate) use runner::{Runner, Stop};
 
 use async_trait::async_trait;
@@ -254,6 +257,12 @@ pub trait Processor: Send + Sync {
     /// The lane of [`Self::compute_state_signal`] (STATE-052).
     fn state_id(&self) -> &str {
         self.id()
+    }
+
+    /// The part of the framework that it stands for, and how that works then (PROC-004). `None` for a processor of your own;
+    /// one with the id of a part takes the part's place.
+    fn part(&self) -> Option<Part> {
+        None
     }
 
     /// Whether `data-…` chunks pass [`Self::process_output_stream`] too (PROC-070).

@@ -18,6 +18,7 @@ use crate::{
     memory::{MemoryOptions, generate_title, get_working_memory, update_working_memory_tool, working_memory_system},
     message::{HISTORY_EXTRA, Part, StoredMessage, complete_tool_calls, history_window, trailing_input},
     model::{PromptMessage, ResponseFormat, UserPart},
+    processor::{Parts, Processors},
     runtime::{Inner, RunInput},
     scorer::TaskCompletion,
     storage::{Commit, NewThread, RunChange, RunRecord, SharedStorage},
@@ -37,6 +38,8 @@ pub(super) struct Prepared {
     pub(super) models: Vec<ModelEntry>,
     pub(super) tools: Arc<ToolTable>,
     pub(super) memory: MemoryOptions,
+    /// Input, output, error processors.
+    pub(super) processors: [Processors; 3],
     pub(super) system: Vec<PromptMessage>,
     pub(super) history: Vec<StoredMessage>,
     /// The thread holds more than the history.
@@ -97,9 +100,17 @@ pub(super) async fn prepare(
         options = given.over(&stored.over(agent.default_options()));
         snapshot = seed.nested.take().map(|found| *found);
     }
-    let mut memory = match agent.memory() {
+    let processors = agent.lists(&options);
+    let parts = Parts::of(&processors[0], &processors[1]);
+    let mut memory = match agent.memory_of(&parts) {
         Some(memory) => memory.merged(options.memory_options.as_ref()).map_err(|error| refused(&error))?,
-        None if detached.is_some_and(|detached| detached.remembers) => MemoryOptions::default(),
+        None if detached.is_some_and(|detached| detached.remembers) => parts.over(MemoryOptions::default()),
+        None if parts.needs_memory().is_some() => {
+            let part = parts.needs_memory().unwrap_or_default();
+            let message =
+                format!("{part} is in a list of this run, but agent {} has no memory; give it memory", agent.id());
+            return Err(ErrorInfo::new("InvalidOptions", message));
+        }
         None => MemoryOptions { last_messages: crate::memory::LastMessages(None), ..MemoryOptions::default() },
     };
     let models = match &options.model {
@@ -133,7 +144,7 @@ pub(super) async fn prepare(
     };
     if let Some(input) = input {
         let calls: Vec<String> = input.tool_results.iter().map(|result| result.tool_call_id.clone()).collect();
-        (completed, first_messages) = take_input(input, &mut history, inner, thread.as_ref());
+        (completed, first_messages) = take_input(input, &mut history, inner, thread.as_ref(), !parts.own_filter);
         for message in history.iter_mut().chain(&mut first_messages) {
             map_for_model(message, &calls, &agent);
         }
@@ -145,7 +156,8 @@ pub(super) async fn prepare(
     let mut system = system_messages(&agent, &options);
     if let (Some(thread), Some(working)) = (&thread, memory.working_memory.as_ref().filter(|working| working.enabled)) {
         let current = get_working_memory(&storage, thread, working.scope).await.map_err(|error| refused(&error))?;
-        if let Some(text) = working_memory_system(working, current.as_deref()) {
+        if let Some(text) = working_memory_system(working, current.as_deref()).filter(|_| parts.tells_working_memory())
+        {
             system.push(PromptMessage::System { content: text, provider_options: None });
         }
         if !working.read_only && !memory.read_only {
@@ -167,6 +179,7 @@ pub(super) async fn prepare(
         models,
         tools,
         memory,
+        processors,
         system,
         history,
         history_cut,
@@ -232,12 +245,19 @@ fn take_input(
     history: &mut [StoredMessage],
     inner: &Arc<Inner>,
     thread: Option<&ThreadKey>,
+    filters: bool,
 ) -> (Vec<MessageId>, Vec<StoredMessage>) {
     let newest = history.iter().map(|message| message.created_at).max();
     let after = newest.map_or_else(|| inner.clock.now(), |newest| inner.clock.now().max(newest));
     input.fill(MessageId::fresh, after);
     let mut completed = complete_tool_calls(history, &input.tool_results);
-    let mut messages = trailing_input(history, input.messages);
+    let mut messages = if filters {
+        trailing_input(history, input.messages)
+    } else {
+        // Somebody else's filter decides, but what is stored is not overwritten (MEM-063).
+        let is_new = |message: &StoredMessage| history.iter().all(|stored| stored.id != message.id);
+        input.messages.into_iter().filter(is_new).collect()
+    };
     completed.extend(complete_tool_calls(&mut messages, &input.tool_results));
     if let Some(thread) = thread {
         messages = messages.into_iter().map(|message| message.on(thread)).collect();

@@ -48,7 +48,7 @@ impl SubAgent for Agent {
             ..RunOptions::default()
         };
         let thread = task.stores.then(|| task.thread.clone());
-        let working = self.memory().and_then(|memory| memory.working_memory.as_ref());
+        let working = self.listed_memory().and_then(|memory| memory.working_memory);
         if let Some(thread) = thread.as_ref().filter(|_| working.is_some_and(|working| working.enabled))
             && let Err(error) = make_thread(&inner.storage, thread, task.thread_metadata.as_ref()).await
         {

@@ -228,7 +228,7 @@ impl Storage for Faulty {
         self.inner.transfer_thread(id, resource_id).await
     }
     async fn track_lanes(&self, thread_id: &str, changes: Vec<LaneChange>) -> Result<bool, StorageError> {
-        self.pass("track_lanes").await?;
+        self.write("track_lanes").await?;
         self.inner.track_lanes(thread_id, changes).await
     }
     async fn get_thread_state(&self, thread_id: &str, kind: &str) -> Result<Option<Value>, StorageError> {

@@ -13,6 +13,7 @@ mod leftovers;
 mod r#loop;
 mod notifications;
 mod processors;
+mod providers;
 mod runs;
 mod scorers;
 mod signals;

@@ -3,13 +3,16 @@
 use std::{
     collections::HashSet,
     fmt, fs,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
 use async_trait::async_trait;
 
-use super::estimate_tokens;
+use super::{
+    estimate_tokens,
+    lexical::{Lexical, absolute},
+};
 use crate::{
     agent::RequestContext,
     json::{Object, Value, json},
@@ -35,8 +38,11 @@ pub trait InstructionReader: Send + Sync {
     fn is_directory(&self, path: &Path) -> bool;
     /// Its text; `None` if it cannot be read.
     fn read(&self, path: &Path) -> Option<String>;
-    /// What two paths of one file have in common.
-    fn identity(&self, path: &Path) -> PathBuf;
+    /// What two paths of one file have in common. Default: the path itself, which is absolute and without `..`; a reader of
+    /// real files should give the real path, so that links that leave the root are seen.
+    fn identity(&self, path: &Path) -> PathBuf {
+        path.to_owned()
+    }
 }
 
 /// Files of this machine.
@@ -59,6 +65,7 @@ impl InstructionReader for LocalReader {
 }
 
 type Enabled = Arc<dyn Fn(&RequestContext) -> bool + Send + Sync>;
+type ReaderFor = Arc<dyn Fn(&RequestContext) -> Option<Arc<dyn InstructionReader>> + Send + Sync>;
 
 /// Adds a reminder with the text of `AGENTS.md` (or `CLAUDE.md`, `CONTEXT.md`) when a tool has touched a path below it.
 /// Each file is shown once per thread, at most four a step, outermost first. Nothing outside of the root is read.
@@ -76,6 +83,7 @@ pub struct AgentsMd {
     nearest_only: bool,
     enabled: Option<Enabled>,
     reader: Arc<dyn InstructionReader>,
+    reader_for: Option<ReaderFor>,
 }
 
 impl fmt::Debug for AgentsMd {
@@ -95,6 +103,7 @@ impl AgentsMd {
             nearest_only: false,
             enabled: None,
             reader: Arc::new(LocalReader),
+            reader_for: None,
         }
     }
 
@@ -140,17 +149,28 @@ impl AgentsMd {
         self
     }
 
+    /// A way to look at files that is chosen each step; `None` = [`Self::reader`]'s (PROC-094).
+    #[must_use]
+    pub fn reader_for(
+        mut self,
+        choose: impl Fn(&RequestContext) -> Option<Arc<dyn InstructionReader>> + Send + Sync + 'static,
+    ) -> Self {
+        self.reader_for = Some(Arc::new(choose));
+        self
+    }
+
     /// The files to show now, with their texts, outermost first.
-    fn find(&self, touched: &[String], shown: &HashSet<PathBuf>) -> Vec<(PathBuf, String)> {
-        let reader = &*self.reader;
-        let root = reader.identity(&self.root);
-        let known: HashSet<PathBuf> = shown.iter().map(|path| reader.identity(path)).collect();
-        let ignored: HashSet<PathBuf> = self.ignored.iter().map(|path| reader.identity(&self.absolute(path))).collect();
+    fn find(&self, touched: &[String], shown: &HashSet<String>) -> Vec<(Lexical, String)> {
+        let Some(root) = Lexical::parse(&absolute(&self.root), None) else { return Vec::new() };
+        let real_root = self.identity(&root);
+        let identity_of = |text: &str| Some(self.identity(&Lexical::parse(text, Some(&root))?).identity());
+        let known: HashSet<String> = shown.iter().filter_map(|path| identity_of(path)).collect();
+        let ignored = self.ignored.iter().filter_map(|path| identity_of(&path.to_string_lossy()));
+        let ignored: HashSet<String> = ignored.collect();
         let limit = if self.nearest_only { 1 } else { PER_STEP };
-        let mut found: Vec<(PathBuf, PathBuf, String)> = Vec::new();
-        for path in touched {
-            let path = self.absolute(Path::new(path));
-            let mut files = self.files_for(&path);
+        let mut found: Vec<(Lexical, String, String)> = Vec::new();
+        for path in touched.iter().filter_map(|path| Lexical::parse(path, Some(&root))) {
+            let mut files = self.files_for(&path, &root);
             if self.nearest_only {
                 files.drain(..files.len().saturating_sub(1));
             }
@@ -158,14 +178,15 @@ impl AgentsMd {
                 if found.len() == limit {
                     break;
                 }
-                let identity = reader.identity(&file);
+                let real = self.identity(&file);
                 // Symlinks that leave the root are not followed (PROC-095).
-                let outside = !identity.starts_with(&root);
+                let outside = !real.is_in(&real_root);
+                let identity = real.identity();
                 let new = !known.contains(&identity) && !found.iter().any(|(_, held, _)| *held == identity);
                 if outside || !new || ignored.contains(&identity) {
                     continue;
                 }
-                if let Some(text) = self.text_of(&file) {
+                if let Some(text) = self.text_of(&file.to_path()) {
                     found.push((file, identity, text));
                 }
             }
@@ -173,28 +194,31 @@ impl AgentsMd {
                 break;
             }
         }
-        found.sort_by_key(|(file, _, _)| file.components().count());
+        found.sort_by_key(|(file, _, _)| file.depth());
         found.into_iter().map(|(file, _, text)| (file, text)).collect()
     }
 
+    /// What the reader says that the file really is.
+    fn identity(&self, path: &Lexical) -> Lexical {
+        let real = self.reader.identity(&path.to_path());
+        Lexical::parse(&real.to_string_lossy(), None).unwrap_or_else(|| path.clone())
+    }
+
     /// The instruction files that hold for a path, outermost first.
-    fn files_for(&self, path: &Path) -> Vec<PathBuf> {
-        if !path.starts_with(&self.root) {
+    fn files_for(&self, path: &Lexical, root: &Lexical) -> Vec<Lexical> {
+        if !path.is_in(root) {
             return Vec::new();
         }
-        let is_instructions = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .is_some_and(|name| NAMES.iter().any(|known| known.eq_ignore_ascii_case(name)));
+        let is_instructions =
+            path.name().is_some_and(|name| NAMES.iter().any(|known| known.eq_ignore_ascii_case(name)));
         if is_instructions && self.nearest_only {
-            return vec![path.to_owned()];
+            return vec![path.clone()];
         }
-        let from = if self.reader.is_directory(path) { Some(path) } else { path.parent() };
+        let mut directory = if self.reader.is_directory(&path.to_path()) { Some(path.clone()) } else { path.parent() };
         let mut files = Vec::new();
-        let mut directory = from;
-        while let Some(here) = directory.filter(|here| here.starts_with(&self.root)) {
-            let first = NAMES.iter().map(|name| here.join(name)).find(|file| self.reader.exists(file));
-            files.extend(first);
+        while let Some(here) = directory.filter(|here| here.is_in(root)) {
+            let mut names = NAMES.iter().map(|name| here.join(name));
+            files.extend(names.find(|file| self.reader.exists(&file.to_path())));
             directory = here.parent();
         }
         files.reverse();
@@ -207,21 +231,6 @@ impl AgentsMd {
             Some(text) => Some(cut(&text, self.max_tokens)),
             None => self.reminder_text.clone(),
         }
-    }
-
-    /// An absolute path without `.` and `..`.
-    fn absolute(&self, path: &Path) -> PathBuf {
-        let mut out = PathBuf::new();
-        for component in self.root.join(path).components() {
-            match component {
-                Component::CurDir => {}
-                Component::ParentDir => {
-                    out.pop();
-                }
-                other => out.push(other),
-            }
-        }
-        out
     }
 }
 
@@ -274,7 +283,7 @@ fn touched(messages: &[StoredMessage]) -> Vec<String> {
 }
 
 /// The files that the conversation shows already (PROC-092).
-fn shown(messages: &[StoredMessage]) -> HashSet<PathBuf> {
+fn shown(messages: &[StoredMessage]) -> HashSet<String> {
     let mut shown = HashSet::new();
     for message in messages.iter().filter(|message| matches!(message.role, Role::Signal | Role::User)) {
         if let Some(signal) = Signal::from_stored(message) {
@@ -282,10 +291,10 @@ fn shown(messages: &[StoredMessage]) -> HashSet<PathBuf> {
             let metadata = signal.metadata.as_ref();
             let attributes = signal.attributes.as_ref();
             if of_kind(metadata.and_then(|metadata| metadata.get("type"))) {
-                shown.extend(metadata.and_then(|metadata| metadata.get("path")?.as_str()).map(PathBuf::from));
+                shown.extend(metadata.and_then(|metadata| metadata.get("path")?.as_str()).map(str::to_owned));
             }
             if of_kind(attributes.and_then(|attributes| attributes.get("type"))) {
-                shown.extend(attributes.and_then(|attributes| attributes.get("path")?.as_str()).map(PathBuf::from));
+                shown.extend(attributes.and_then(|attributes| attributes.get("path")?.as_str()).map(str::to_owned));
             }
         }
         let text = message.joined_text();
@@ -294,15 +303,15 @@ fn shown(messages: &[StoredMessage]) -> HashSet<PathBuf> {
             rest = &rest[at + 1..];
             let tag = rest.split('>').next().unwrap_or_default();
             let path = tag.split("path=\"").nth(1).and_then(|after| after.split('"').next());
-            shown.extend(path.map(|path| PathBuf::from(html_escape::decode_html_entities(path).into_owned())));
+            shown.extend(path.map(|path| html_escape::decode_html_entities(path).into_owned()));
         }
     }
     shown
 }
 
-fn reminder(path: &Path, text: String) -> SignalInput {
+fn reminder(path: &Lexical, text: String) -> SignalInput {
     // Also from Windows, paths are shown with slashes (PROC-094).
-    let path = path.to_string_lossy().replace('\\', "/");
+    let path = path.shown();
     let attributes: Attributes = [("type".to_owned(), json!(KIND)), ("path".to_owned(), json!(path))].into();
     let mut metadata = Object::new();
     metadata.insert("path".to_owned(), json!(path));
@@ -333,7 +342,10 @@ impl Processor for AgentsMd {
             return Ok(());
         }
         let shown = shown(cx.messages());
-        let this = self.clone();
+        let mut this = self.clone();
+        if let Some(reader) = self.reader_for.as_ref().and_then(|choose| choose(cx.request_context())) {
+            this.reader = reader;
+        }
         // Files are looked at away from the runtime's threads.
         let found = tokio::task::spawn_blocking(move || this.find(&touched, &shown)).await.unwrap_or_default();
         for (path, text) in found {
@@ -361,9 +373,6 @@ mod tests {
         fn read(&self, path: &Path) -> Option<String> {
             self.0.get(path.to_str().unwrap()).map(|text| (*text).to_owned())
         }
-        fn identity(&self, path: &Path) -> PathBuf {
-            path.to_owned()
-        }
     }
 
     fn injector() -> AgentsMd {
@@ -380,8 +389,8 @@ mod tests {
 
     fn find(injector: &AgentsMd, touched: &[&str], shown: &[&str]) -> Vec<String> {
         let touched: Vec<String> = touched.iter().map(|path| (*path).to_owned()).collect();
-        let found = injector.find(&touched, &shown.iter().map(PathBuf::from).collect());
-        found.into_iter().map(|(path, _)| path.to_str().unwrap().to_owned()).collect()
+        let found = injector.find(&touched, &shown.iter().map(|path| (*path).to_owned()).collect());
+        found.into_iter().map(|(path, _)| path.shown()).collect()
     }
 
     #[test]
@@ -419,9 +428,29 @@ mod tests {
 
     #[test]
     fn proc_094_paths_are_shown_with_slashes_whatever_the_system() {
-        let shown = reminder(Path::new(r"C:\repo\pkg\AGENTS.md"), "x".into());
+        let path = Lexical::parse(r"C:\repo\pkg\AGENTS.md", None).unwrap();
+        let shown = reminder(&path, "x".into());
         assert_eq!(shown.attributes.unwrap()["path"], json!("C:/repo/pkg/AGENTS.md"));
         assert_eq!(shown.metadata.unwrap()["path"], json!("C:/repo/pkg/AGENTS.md"));
+    }
+
+    #[test]
+    fn proc_094_drive_and_share_roots_are_walked_as_posix_ones() {
+        for (root, out) in [(r"C:\repo", "C:/repo"), (r"\\server\share\repo", "//server/share/repo")] {
+            let files = [r"\AGENTS.md", r"\pkg\AGENTS.md", r"\..\AGENTS.md"].map(|file| format!("{root}{file}"));
+            let files: HashMap<&'static str, &'static str> =
+                files.into_iter().map(|file| (&*file.leak(), "rules")).collect();
+            let injector = AgentsMd::new(root).reader(Arc::new(Files(files)));
+            let all = [format!("{out}/AGENTS.md"), format!("{out}/pkg/AGENTS.md")];
+            for touched in [r"pkg\x.ts".to_owned(), "pkg/x.ts".to_owned(), format!(r"{root}\pkg\x.ts")] {
+                assert_eq!(find(&injector, &[&touched], &[]), all, "{touched}");
+            }
+            assert_eq!(find(&injector, &["pkg/x.ts"], &[&all[0]]), all[1..], "shown with slashes, known again");
+            for touched in [r"..\x.ts", r"D:\repo\x.ts", r"\\server\other\repo\x.ts", "C:x.ts"] {
+                let outside = find(&injector, &[touched], &[]);
+                assert_eq!(outside, [""; 0], "{touched}");
+            }
+        }
     }
 
     #[test]
@@ -429,7 +458,7 @@ mod tests {
         let text = "first line\nsecond line\nthird line";
         assert_eq!(cut(text, 100), text);
         assert_eq!(cut(text, 6), "first line\n[cut: the file goes on]");
-        let signal = reminder(Path::new("/repo/pkg/AGENTS.md"), "pkg <rules> & more".into());
+        let signal = reminder(&Lexical::parse("/repo/pkg/AGENTS.md", None).unwrap(), "pkg <rules> & more".into());
         let signal = signal.normalise(|| "s".into(), Default::default()).unwrap();
         let crate::model::PromptMessage::User { content, .. } = signal.to_prompt() else { panic!() };
         let crate::model::UserPart::Text { text, .. } = &content[0] else { panic!() };
@@ -450,6 +479,7 @@ mod tests {
         fs::write(root.join("AGENTS.md"), "root").unwrap();
         std::os::unix::fs::symlink(outside.join("AGENTS.md"), root.join("pkg/AGENTS.md")).unwrap();
         let found = AgentsMd::new(&root).find(&["pkg/x".to_owned()], &HashSet::new());
+        let found: Vec<(PathBuf, String)> = found.into_iter().map(|(path, text)| (path.to_path(), text)).collect();
         assert_eq!(found, [(root.join("AGENTS.md"), "root".to_owned())]);
         fs::remove_dir_all(&base).unwrap();
     }

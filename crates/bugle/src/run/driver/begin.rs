@@ -169,24 +169,17 @@ pub(crate) fn read_snapshot(value: Value) -> Result<RunSnapshot, ErrorInfo> {
     })
 }
 
-/// The processors of a run: those of the call in the place of the agent's (PROC-003).
+/// The processors of a run, ready to work.
 fn runner(prepared: &Prepared, inner: &Arc<Inner>, shared: &RunShared, thread: Option<&ThreadKey>) -> Runner {
     let (options, agent) = (&prepared.options, prepared.agent.inner());
-    let context = &options.request_context;
-    let list = |own: &Option<Processors>, of_agent: &Dynamic<Processors>| {
-        own.clone().unwrap_or_else(|| of_agent.resolve(context))
-    };
-    let input = list(&options.input_processors, &agent.input_processors);
-    let output = list(&options.output_processors, &agent.output_processors);
-    let error = list(&options.error_processors, &agent.error_processors);
     let info = RunInfo {
         run_id: shared.run_id.clone(),
         agent_id: prepared.agent.id().to_owned(),
         thread: thread.cloned(),
-        request_context: context.clone(),
+        request_context: options.request_context.clone(),
         abort: shared.abort.clone(),
         runtime: Some(Bugle { inner: inner.clone() }),
     };
     let retries = options.max_processor_retries.or(agent.max_processor_retries);
-    Runner::new([&input, &output, &error], retries, info)
+    Runner::new(prepared.processors.each_ref(), retries, info)
 }

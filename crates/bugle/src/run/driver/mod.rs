@@ -46,7 +46,7 @@ use super::{
     transcript::Transcript,
 };
 use crate::{
-    agent::{Agent, Dynamic, ModelEntry},
+    agent::{Agent, ModelEntry},
     chunk::{
         Chunk, ChunkBody, ChunkFrom, ErrorInfo, FinishReason, Payload, ResponseMetadata, StepFinishPayload, StepOutput,
         StepResult, Usage,
@@ -56,7 +56,7 @@ use crate::{
     json::{Value, json},
     message::{ErrorPart, Part, PromptOptions, Role, StoredMessage, build_prompt_for, to_model_messages},
     model::{ModelRequest, PromptMessage, ToolChoice},
-    processor::{Processors, RunInfo, Runner},
+    processor::{RunInfo, Runner},
     runtime::{Bugle, Inner, RunInput},
     storage::InboxEntry,
     subagent::{DEFAULT_DEPTH, DelegationState, Detached, Scope},

@@ -76,7 +76,7 @@ fn state_002_all_fields_of_a_state_are_read_and_kept() {
 }
 
 #[test]
-fn state_005_010_metadata_is_merged_and_stored_as_captured() {
+fn state_005_010_013_metadata_is_merged_and_stored_as_captured() {
     let state = StateInput {
         value: Some(json!({"open": true})),
         attributes: Some([("type".to_owned(), json!("browser"))].into()),
@@ -103,7 +103,7 @@ fn state_005_010_metadata_is_merged_and_stored_as_captured() {
 }
 
 #[test]
-fn state_020_022_024_tracking_grows_as_captured() {
+fn state_020_022_023_024_tracking_grows_as_captured() {
     let first = Tracking::after(None, ("s".into(), StateMode::Snapshot, 1), &"fc0f".into(), at(0));
     let second = Tracking::after(Some(&first), ("d1".into(), StateMode::Delta, 2), &"b462".into(), at(1));
     assert_eq!(
@@ -123,6 +123,50 @@ fn state_020_022_024_tracking_grows_as_captured() {
     assert_eq!(tracking.active_copies[0].id, "fc0f".into(), "the snapshot stays");
     let fresh = Tracking::after(Some(&tracking), ("s2".into(), StateMode::Snapshot, 100), &"s2".into(), at(3));
     assert_eq!((fresh.active_copies.len(), fresh.truncated), (1, false));
+}
+
+#[test]
+fn state_013_the_prompt_form() {
+    let state = |contents: Value, attributes: Value, tag: &str| {
+        let state = json!({"id": "a", "cacheKey": "k", "contents": contents, "attributes": attributes, "tagName": tag});
+        let state = StateInput::from_json(&state).unwrap();
+        let signal = state.signal("a", "t1", 1, "s".into(), at(0)).unwrap();
+        let crate::model::PromptMessage::User { content, .. } = signal.to_prompt() else { panic!() };
+        json!(content)
+    };
+    for (contents, attributes, tag, shown) in [
+        (
+            json!("Browser open & <ready>"),
+            json!({"type": "browser"}),
+            "state",
+            "<state type=\"browser\">Browser open &amp; &lt;ready&gt;</state>",
+        ),
+        (json!(""), json!({"count": 0}), "current-task-list", "<current-task-list count=\"0\" />"),
+        (json!("snap"), json!(null), "state", "<state>snap</state>"),
+        (
+            json!(" a "),
+            json!({"q": "\"<", "n": null, "ok": true, "f": 1.5}),
+            "state",
+            "<state q=\"&quot;&lt;\" ok=\"true\" f=\"1.5\"> a </state>",
+        ),
+        (
+            json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
+            json!(null),
+            "state",
+            "<state>a\nb</state>",
+        ),
+    ] {
+        let parts = state(contents, attributes, tag);
+        assert_eq!(parts.as_array().unwrap().len(), 1, "{parts}");
+        assert_eq!(parts[0]["text"], shown);
+    }
+    let file = json!({"type": "file", "data": "aGk=", "mediaType": "image/png"});
+    let kinds =
+        |parts: &Value| -> Vec<Value> { parts.as_array().unwrap().iter().map(|part| part["type"].clone()).collect() };
+    let both = state(json!([{"type": "text", "text": "look"}, file]), json!(null), "state");
+    assert_eq!((kinds(&both), &both[0]["text"]), (vec![json!("text"), json!("file")], &json!("<state>look</state>")));
+    let alone = state(json!([file]), json!(null), "state");
+    assert_eq!((kinds(&alone), &alone[0]["text"]), (vec![json!("text"), json!("file")], &json!("<state />")));
 }
 
 #[test]
@@ -181,7 +225,7 @@ fn state_030_the_table() {
 }
 
 #[test]
-fn state_070_072_073_079_history_is_resolved_by_version() {
+fn state_070_072_073_074_075_076_079_history_is_resolved_by_version() {
     let rows =
         [row("d2", StateMode::Delta, 3, 5), row("d1", StateMode::Delta, 2, 5), row("s1", StateMode::Snapshot, 1, 5)];
     let view = LaneView::resolve("a", &thread(), &rows, &[], None, false);

@@ -65,6 +65,78 @@ async fn every_death(priorities: &[&str], told: &str) {
     }
 }
 
+/// Eight dispatchers of one process on one inbox, and their process dies after each number of writes; another one goes on.
+#[tokio::test(start_paused = true)]
+async fn notif_075_a_death_at_any_write_of_eight_dispatchers_on_one_inbox() {
+    const RECORDS: usize = 12;
+    for writes in 0.. {
+        let clock = clock();
+        let memory = Arc::new(MemoryStorage::with_clock(clock.clone()));
+        let model = ScriptedModel::recording();
+        let begin = async |mortal: Arc<Faulty>, dispatch: bool| {
+            let storage: SharedStorage = mortal;
+            let options = NotificationOptions::builder().dispatch(dispatch).build();
+            let agent = support::agent("plain", &model);
+            (runtime(&storage, &clock, options, [agent]).await, storage)
+        };
+        // All of them wait for a minute: the process that stored them has died right after (NOTIF-023).
+        for n in 0..RECORDS {
+            let (bugle, _) = begin(Faulty::on(&memory, Some(1)), false).await;
+            let new = event(["low", "urgent"][n % 2], &format!("[[say ok]] event {n}."));
+            let _ = bugle.agent("plain").unwrap().send_notification(new).await;
+            bugle.shutdown(Duration::ZERO).await;
+        }
+        pass(61).await;
+
+        let mortal = Faulty::on(&memory, Some(writes));
+        let (first, _) = begin(mortal.clone(), false).await;
+        let passes = (0..8).map(|_| first.dispatch_notifications(100));
+        for done in futures::future::join_all(passes).await {
+            let _ = done;
+        }
+        pass(5).await;
+        first.shutdown(Duration::ZERO).await;
+        let died = mortal.is_dead();
+
+        let (second, storage) = begin(Faulty::on(&memory, None), true).await;
+        pass(400).await;
+        let what = format!("after {writes} writes");
+        let records = records(&storage).await;
+        assert_eq!(records.len(), RECORDS, "{what}");
+        let stored = storage.recent_messages(&ThreadKey::new("user", "thread"), u32::MAX).await.unwrap();
+        let named = |id: &str, at: fn(&bugle::json::Value) -> Vec<String>| {
+            let metadata =
+                stored.iter().map(|row| at(&bugle::json::json!(row)["content"]["metadata"]["signal"]["metadata"]));
+            metadata.flatten().filter(|named| named == id).count()
+        };
+        for record in &records {
+            let full = named(&record.id, |metadata| {
+                metadata["notification"]["recordId"].as_str().map(str::to_owned).into_iter().collect()
+            });
+            let summaries = named(&record.id, |metadata| {
+                let ids = metadata["notificationIds"].as_array().into_iter().flatten();
+                ids.filter_map(|id| id.as_str().map(str::to_owned)).collect()
+            });
+            let low = record.priority == "low";
+            assert_eq!((full, summaries), if low { (0, 1) } else { (1, 0) }, "{what}: {record:?}");
+            assert_eq!(record.status, if low { "pending" } else { "delivered" }, "{what}");
+            assert!(record.due_at().is_none(), "{what}: none is stuck");
+        }
+        let sent = second.agent("plain").unwrap().send_message(&ThreadKey::new("user", "thread"), "alive").await;
+        support::accepted(sent.unwrap()).await;
+        pass(1).await;
+        assert_eq!(
+            model.requests().last().map(|asked| support::user_texts(&asked.prompt).pop()),
+            Some(Some("alive".into()))
+        );
+        second.shutdown(Duration::ZERO).await;
+        if !died {
+            assert!(writes > 4, "the process lived through all of it");
+            return;
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn notif_075_a_death_at_any_write_of_a_full_delivery() {
     every_death(&["high"], "[[say ok]] the event").await;

@@ -81,7 +81,7 @@ async fn states(world: &World) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn state_014_050_054_055_a_state_is_told_once_and_stays_in_view() {
+async fn state_011_012_014_050_054_055_a_state_is_told_once_and_stays_in_view() {
     let lane = Told::new("editor", |_, _| Ok(Some(snapshot("editor", "open main.rs"))));
     let world =
         world_with([call(1), "done".into(), "again".into()], |agent| agent.tool(echo()).input_processor(lane.clone()))
@@ -323,7 +323,7 @@ impl Processor for Sending {
 }
 
 #[tokio::test(start_paused = true)]
-async fn state_061_a_step_hook_may_send_state_too_and_lanes_are_independent() {
+async fn state_001_061_a_step_hook_may_send_state_too_and_lanes_are_independent() {
     let answers = Arc::new(Mutex::new(Vec::new()));
     let world =
         world_with([call(1), "done".into()], |agent| agent.tool(echo()).input_processor(Sending(answers.clone())))
@@ -481,7 +481,7 @@ async fn state_097_a_goal_is_told_whole_and_taken_back_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn state_090_092_093_094_the_browser_is_observed() {
+async fn state_090_092_093_095_the_browser_is_observed() {
     use bugle::processor::lanes::BrowserLane;
     let model = ScriptedModel::recording();
     let agent = builder("plain", &model).input_processor(BrowserLane::new()).build().unwrap();
@@ -523,4 +523,94 @@ async fn state_090_092_093_094_the_browser_is_observed() {
     let signal = &row["content"]["metadata"]["signal"];
     assert_eq!(signal["attributes"], json!({"type": "browser"}), "STATE-095");
     assert!(signal["metadata"]["updated"].is_string());
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_091_094_the_model_is_told_of_the_browser_and_who_moved_it() {
+    use bugle::{Tool, processor::lanes::BrowserLane};
+    let click = Tool::json("browser_click", |_: Value, _| async move { Ok(json!({"url": "https://example.com/2"})) });
+    let click_it = || Script::new().call("browser_click", json!({}));
+    let scripts = ["seen".into(), click_it(), "clicked".into(), "gone".into()];
+    let world = world_with(scripts, |agent| agent.tool(click).input_processor(BrowserLane::new())).await;
+    let go = async |browser: Value| {
+        let mut options = RunOptions::default();
+        options.request_context.set("browser", browser);
+        world.run_with("go", options).await;
+    };
+    go(json!({"currentUrl": "https://example.com", "headless": false, "sessionId": "s-1", "providerType": "cli", "cdpUrl": "ws://x"}))
+        .await;
+    let system = |n: usize| -> Vec<String> {
+        let prompt = json!(world.model.requests()[n].prompt);
+        let turns = prompt.as_array().unwrap().iter().filter(|turn| turn["role"] == "system");
+        turns.map(|turn| turn["content"].as_str().unwrap().to_owned()).collect()
+    };
+    let told = system(0);
+    assert_eq!(told.len(), 2, "the instructions and one message: {told:?}");
+    for part in ["automatic observations", "not requests of the user", "sees the browser's window", "s-1", "ws://x"] {
+        assert!(told[1].contains(part), "{part}: {}", told[1]);
+    }
+    // The click of the run before reported the URL that is shown now.
+    go(json!({"currentUrl": "https://example.com", "providerType": "sdk", "cdpUrl": "ws://x"})).await;
+    assert!(!system(1)[1].contains("ws://x") && !system(1)[1].contains("window"), "{:?}", system(1));
+    go(json!({"currentUrl": "https://example.com/2"})).await;
+    assert_eq!(states(&world).await.last().unwrap(), "changed: agent changed active tab URL to https://example.com/2");
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_050_051_once_per_prepared_request_between_step_hooks_and_prepare_step() {
+    use super::{ALL, Act, Spy};
+    use bugle::run::PrepareStep;
+    // A failed request is tried again, a rejected step too: each is prepared anew.
+    let first = Spy::new("first", &ALL).deciding(|hook, n| match (hook, n) {
+        (Hook::ApiError, 0) => Some(Act::Retry),
+        _ => None,
+    });
+    let second = Spy::new("second", &[Hook::InputStep, Hook::State]).logging_to(&first);
+    let judge = Spy::new("judge", &[Hook::OutputStep]).acting(Hook::OutputStep, 0, Act::Retry);
+    let scripts = [Script::new().fail_with(500, "busy"), "rejected".into(), call(1), "done".into()];
+    let world = world_with(scripts, |agent| {
+        let agent = agent.tool(echo()).input_processor(first.clone()).input_processor(second.clone());
+        agent.output_processor(judge).max_processor_retries(2)
+    })
+    .await;
+    let log = first.log.clone();
+    let prepare = PrepareStep(Arc::new(move |_: &mut InputStep| log.lock().push("prepare".into())));
+    let ran = world.run_with("hi", RunOptions { prepare_step: Some(prepare), ..RunOptions::default() }).await;
+    assert_eq!(ran.output.text, "done");
+    let requests = world.model.requested();
+    assert_eq!((requests, first.count(Hook::State), second.count(Hook::State)), (4, 4, 4));
+    let log = first.logged();
+    let of_step = |line: &&String| {
+        ["processInputStep", "computeStateSignal", "prepare", "processLLMRequest"]
+            .iter()
+            .any(|hook| line.contains(hook))
+    };
+    let steps: Vec<String> =
+        log.iter().filter(of_step).map(|line| line.split(' ').next().unwrap().to_owned()).collect();
+    let one = [
+        "first.processInputStep",
+        "second.processInputStep",
+        "first.computeStateSignal",
+        "second.computeStateSignal",
+        "prepare",
+        "first.processLLMRequest",
+    ];
+    assert_eq!(steps, one.repeat(requests));
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_078_what_learns_from_history_does_not_read_states() {
+    use bugle::memory::TitleOptions;
+    let lane = Told::new("editor", |_, _| Ok(Some(snapshot("editor", "secret.rs is open"))));
+    let model = ScriptedModel::with_responses(["answer", "A title"]);
+    let memory = MemoryOptions { generate_title: Some(TitleOptions::default()), ..MemoryOptions::last(10) };
+    let agent = builder("plain", &model).memory(memory).input_processor(lane).build().unwrap();
+    let world = world_of(model, [agent]).await;
+    world.run("question").await;
+    while world.model.requested() < 2 {
+        tokio::task::yield_now().await;
+    }
+    assert!(world.asked(0).iter().any(|text| text.contains("secret.rs")), "the agent reads it");
+    let read = json!(world.model.requests()[1].prompt).to_string();
+    assert!(read.contains("question") && read.contains("answer") && !read.contains("secret.rs"), "{read}");
 }

@@ -51,7 +51,7 @@ fn code(sent: Result<StateSent, Error>) -> &'static str {
 }
 
 #[tokio::test(start_paused = true)]
-async fn state_020_022_032_versions_skips_and_tracking() {
+async fn state_020_022_023_024_032_versions_skips_and_tracking() {
     let world = ready().await;
     let own = MetadataChange::Own(json!({"mine": 1, "mastra": {"other": 2}}).as_object().unwrap().clone());
     world
@@ -117,14 +117,6 @@ async fn state_003_040_041_042_what_is_refused() {
         "state_memory_required"
     );
     assert!(world.stored().await.is_empty() && tracking(&world, "a").await.is_none(), "nothing was stored");
-    // STATE-082
-    store(&world, snapshot("a", "k1")).await.unwrap();
-    let based = |base: u64| StateInput {
-        metadata: json!({"state": {"baseVersion": base}}).as_object().cloned(),
-        ..StateInput::delta("a", "d", "d")
-    };
-    assert_eq!(code(store(&world, based(7)).await), "state_stale_base");
-    assert!(store(&world, based(1)).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -219,7 +211,7 @@ async fn state_036_an_external_lane_that_fell_out_of_view_is_put_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn state_081_eight_producers_on_one_lane_and_four_lanes() {
+async fn state_080_081_eight_producers_on_one_lane_and_four_lanes() {
     let world = Arc::new(ready().await);
     // Identical sends: one is accepted.
     let sends = (0..20).map(|_| store(&world, snapshot("same", "k")));
@@ -279,4 +271,153 @@ async fn state_026_a_title_and_a_state_at_once_both_survive() {
     let thread = world.storage.get_thread("thread").await.unwrap().unwrap();
     assert_eq!(thread.title, "New");
     assert_eq!(tracked_lanes(&thread).len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_082_of_two_producers_the_last_wins_and_a_delta_may_name_its_base() {
+    let world = ready().await;
+    store(&world, snapshot("a", "one's")).await.unwrap();
+    store(&world, snapshot("a", "other's")).await.unwrap();
+    let held = tracking(&world, "a").await.unwrap();
+    assert_eq!((held.version, held.current_cache_key.as_str()), (2, "other's"), "the last accepted");
+    let based = |base: u64| StateInput {
+        metadata: json!({"state": {"baseVersion": base}}).as_object().cloned(),
+        ..StateInput::delta("a", "d", "d")
+    };
+    assert_eq!(code(store(&world, based(1)).await), "state_stale_base");
+    assert_eq!((world.stored().await.len(), tracking(&world, "a").await), (2, Some(held)), "nothing was stored");
+    assert!(!store(&world, based(2)).await.unwrap().is_unchanged());
+    assert_eq!(tracking(&world, "a").await.unwrap().version, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_034_a_state_that_a_suspended_run_blocked_can_be_sent_again() {
+    use crate::approvals::{Count, call_remove, remove};
+    let count = Count::default();
+    let model = ScriptedModel::with_responses([call_remove("c1", "/a"), "done".into(), "other's".into()]);
+    let suspends = builder("plain", &model).tool(remove(&count)).build().unwrap();
+    let other = builder("other", &model).build().unwrap();
+    let world = world_of(model, [suspends, other]).await;
+    let mut watcher = world.watch().await;
+    world.send("go").await;
+    watcher.until("tool-call-approval").await;
+    let sent = world.other().send_state_signal(&world.thread, snapshot("a", "k")).await.unwrap();
+    assert_eq!(sent.outcome().unwrap().action, Action::Blocked);
+    assert_eq!(tracking(&world, "a").await, None, "as before");
+    let run = world.agent.active_run_id(&world.thread).unwrap();
+    let decision = bugle::run::Decision::approve(None);
+    crate::approvals::resumed(&world.agent, &run, decision).await;
+    let sent = world.other().send_state_signal(&world.thread, snapshot("a", "k")).await.unwrap();
+    assert_eq!(sent.outcome().unwrap().action, Action::Wake);
+    assert_eq!(tracking(&world, "a").await.unwrap().version, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn state_004_a_bad_attribute_leaves_the_run_under_way_alone() {
+    let gate = Gate::new();
+    let world = world(ScriptedModel::with_responses([Script::new().text("a").gate(&gate), "b".into()])).await;
+    let mut watcher = world.watch().await;
+    let run = world.send("hi").await.run_id.unwrap();
+    gate.reached().await;
+    let bad = StateInput { attributes: Some([("a b".to_owned(), json!(1))].into()), ..snapshot("a", "k") };
+    assert_eq!(code(world.agent.send_state_signal(&world.thread, bad).await), "state_invalid");
+    gate.open();
+    watcher.until_end_of(&run).await;
+    assert_eq!((world.texts().await, world.model.requested()), (vec!["hi".into(), "a".into()], 1));
+    assert_eq!(tracking(&world, "a").await, None);
+}
+
+/// Eight producers on one lane, each with a key of its own, some with the same; their process dies after each number of
+/// writes, and another one goes on.
+#[tokio::test(start_paused = true)]
+async fn state_034_081_a_death_at_any_write_of_eight_producers_on_one_lane() {
+    use bugle::{
+        AgentHandle, Bugle,
+        storage::{MemoryStorage, SharedStorage},
+        time::{SharedClock, TimerClock, Timestamp},
+    };
+    use std::time::Duration;
+    let state = |producer: usize| match producer {
+        // Two say the same, three change what is there.
+        0..2 => snapshot("lane", "same"),
+        2..5 => StateInput::delta("lane", format!("delta-{producer}"), format!("delta-{producer}")),
+        _ => snapshot("lane", &format!("snapshot-{producer}")),
+    };
+    for writes in 0.. {
+        let clock: SharedClock = Arc::new(TimerClock::starting_at(Timestamp::from_millis(1_767_225_600_000)));
+        let memory = Arc::new(MemoryStorage::with_clock(clock.clone()));
+        let model = ScriptedModel::recording();
+        let key = bugle::ThreadKey::new("user", "thread");
+        let begin = async |storage: Arc<Faulty>| -> (Bugle, AgentHandle) {
+            let storage: SharedStorage = storage;
+            let agent = builder("plain", &model).build().unwrap();
+            let bugle =
+                Bugle::builder().shared_storage(storage).clock(clock.clone()).agent(agent).build().await.unwrap();
+            let agent = bugle.agent("plain").unwrap();
+            (bugle, agent)
+        };
+        let view = Faulty::on(&memory, None);
+        bugle::storage::Storage::create_thread(&*view, NewThread::of(&key)).await.unwrap();
+        let mortal = Faulty::on(&memory, Some(writes));
+        let (first, agent) = begin(mortal.clone()).await;
+        let sends = (0..8).map(|producer| agent.send_state_signal(&key, state(producer)));
+        let sent: Vec<_> = futures::future::join_all(sends).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        first.shutdown(Duration::ZERO).await;
+        let died = mortal.is_dead();
+
+        // The next process, when nobody may be routing any more; each producer that was not answered tells again.
+        tokio::time::sleep(Duration::from_secs(11)).await;
+        let (second, agent) = begin(view.clone()).await;
+        let what = format!("after {writes} writes");
+        let mut accepted = Vec::new();
+        for (producer, sent) in sent.into_iter().enumerate() {
+            let sent = match sent {
+                Ok(sent) => sent,
+                Err(_) => agent
+                    .send_state_signal(&key, state(producer))
+                    .await
+                    .unwrap_or_else(|error| panic!("{what}: {error}")),
+            };
+            if let StateSent::Sent { signal, .. } = sent {
+                accepted.push(signal);
+            }
+        }
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let rows = bugle::storage::Storage::recent_messages(&*view, &key, u32::MAX).await.unwrap();
+        let lane_state = |metadata: Option<&bugle::json::Object>| {
+            metadata.and_then(|metadata| metadata.get("state").cloned()).unwrap_or_default()
+        };
+        for signal in &accepted {
+            let stored = rows.iter().filter(|row| row.id == signal.id).count();
+            assert_eq!(stored, 1, "{what}: {signal:?}");
+        }
+        let mut versions: Vec<u64> = rows
+            .iter()
+            .filter_map(bugle::signal::Signal::from_stored)
+            .filter_map(|signal| lane_state(signal.metadata.as_ref())["version"].as_u64())
+            .collect();
+        versions.sort_unstable();
+        assert!(versions.windows(2).all(|pair| pair[0] < pair[1]), "{what}: no version twice: {versions:?}");
+        let newest =
+            accepted.iter().max_by_key(|signal| lane_state(signal.metadata.as_ref())["version"].as_u64()).unwrap();
+        let thread = bugle::storage::Storage::get_thread(&*view, "thread").await.unwrap().unwrap();
+        let held = tracked_lanes(&thread).into_iter().next().unwrap().1;
+        // Perhaps unconfirmed, if the process died right then: its row is proof enough.
+        assert_eq!(Some(&newest.id), held.last_signal_id.as_ref(), "{what}");
+        assert_eq!(Some(&held.version), versions.last(), "{what}");
+        let same = StateInput { mode: held.current_mode.unwrap(), ..snapshot("lane", &held.current_cache_key) };
+        assert!(agent.send_state_signal(&key, same).await.unwrap().is_unchanged(), "{what}: the model has seen it");
+        assert!(!agent.send_state_signal(&key, snapshot("lane", "alive")).await.unwrap().is_unchanged());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(
+            crate::support::user_texts(&model.requests().last().unwrap().prompt).pop().unwrap().contains("alive"),
+            "{what}"
+        );
+        second.shutdown(Duration::ZERO).await;
+        if !died {
+            assert!(writes > 16, "the process lived through all of it");
+            return;
+        }
+    }
 }
