@@ -144,7 +144,7 @@ async fn run(plan: Plan, common: &Common, out: Out, is_dev: bool) -> Result<u8, 
     if let Some(ttl) = plan.settings.duration("lease.ttl") {
         builder = builder.lease_ttl(ttl);
     }
-    builder = builder.notifications(plan.notifications());
+    builder = builder.notifications(plan.notifications()).model_router(plan.model_router());
     for served in &plan.agents {
         builder = builder.agent(served.agent.clone());
     }

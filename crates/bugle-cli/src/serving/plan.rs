@@ -2,7 +2,12 @@
 
 use std::net::IpAddr;
 
-use bugle::{notification::NotificationOptions, provider::SharedProvider, storage::SharedStorage};
+use bugle::{
+    model::{ModelError, ModelErrorKind, SharedModel},
+    notification::NotificationOptions,
+    provider::SharedProvider,
+    storage::SharedStorage,
+};
 use bugle_server::{Auth, ModelResolver, Origins, ServerOptions, Token};
 use bugle_storage::libsql::{LibSqlOptions, Synchronous};
 use secrecy::ExposeSecret as _;
@@ -183,6 +188,15 @@ impl Plan {
             Ok(Ok(storage)) => Ok(storage),
             Ok(Err(error)) => Err(Failure::usage(format!("storage.url: {error}")).caused_by(&error)),
             Err(_) => Err(Failure::new(crate::exit::BUG, "opening the store failed")),
+        }
+    }
+
+    /// Models by their names, for processors.
+    pub(super) fn model_router(&self) -> impl Fn(&str) -> Result<SharedModel, ModelError> + Send + Sync + 'static {
+        let models = self.models.clone();
+        move |name| {
+            let resolved = models.resolve(name).map(|resolved| resolved.entry.model);
+            resolved.map_err(|problem| ModelError::new(ModelErrorKind::Configuration, problem))
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod end;
 mod event;
+mod hooked;
 mod input;
 mod iteration;
 mod judge;

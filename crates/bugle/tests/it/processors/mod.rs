@@ -1,11 +1,12 @@
 //! Processors and state lanes in running agents (PROC, STATE).
 
+mod arguments;
 mod built_ins;
+mod changes;
 mod framework;
 mod fuzz;
 mod histories;
 mod hooks;
-mod interface;
 mod lanes;
 mod leaks;
 mod outside;
