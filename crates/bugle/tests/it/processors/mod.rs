@@ -10,6 +10,7 @@ mod hooks;
 mod lanes;
 mod leaks;
 mod outside;
+mod setters;
 mod signals;
 mod stops;
 
