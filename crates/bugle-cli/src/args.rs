@@ -335,25 +335,25 @@ pub(crate) enum InboxVerb {
 #[derive(Debug, Args)]
 pub(crate) struct Inbox {
     /// What to do with one [default: list them]
-    #[arg(value_name = "ACTION", requires = "id")]
+    #[arg(value_name = "ACTION")]
     pub(crate) action: Option<InboxVerb>,
     /// Which one
     #[arg(value_name = "ID")]
     pub(crate) id: Option<String>,
     /// With these statuses, comma-separated
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", conflicts_with = "action")]
     pub(crate) status: Option<String>,
     /// Of these priorities, comma-separated
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", conflicts_with = "action")]
     pub(crate) priority: Option<String>,
     /// From this source
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", conflicts_with = "action")]
     pub(crate) source: Option<String>,
-    /// At most so many
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    /// At most so many, up to 200
+    #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "action", value_parser = clap::value_parser!(u32).range(1..=200))]
     pub(crate) limit: u32,
     /// Begin here: what the page before named
-    #[arg(long, value_name = "C")]
+    #[arg(long, value_name = "C", conflicts_with = "action")]
     pub(crate) cursor: Option<String>,
     #[command(flatten)]
     pub(crate) target: Target,

@@ -51,7 +51,7 @@ pub(crate) fn agents(state: &Path) -> Result<Vec<Served>, Error> {
         .agent("researcher", researcher)
         .memory(MemoryOptions::default())
         .build()?;
-    let served = |agent| Served { agent, model: MODEL.into(), missing: Vec::new() };
+    let served = |agent| Served { agent, model: MODEL.into(), missing: Vec::new(), signals: Vec::new() };
     Ok(vec![served(assistant), served(planner)])
 }
 

@@ -14,6 +14,7 @@ mod screen;
 mod serving;
 mod settings;
 mod text;
+mod webhooks;
 
 use std::{io::Write as _, process::ExitCode};
 

@@ -130,7 +130,7 @@ impl Agent {
             ("fromDate", time(query.from)),
             ("toDate", time(query.to)),
             ("perPage", number(query.per_page)),
-            ("page", number(query.page)),
+            ("page", number(Some(query.page).filter(|page| *page > 0))),
         ];
         let given: Vec<(&str, String)> = all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect();
         let request = self.http.request(Method::GET, &format!("{}/suspended-runs", self.path));

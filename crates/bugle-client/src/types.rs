@@ -1,11 +1,11 @@
 //! What the server answers.
 
+pub use bugle::runtime::{SuspendedCall, SuspendedQuery, SuspendedRun, SuspendedRuns};
 use bugle::{
     MessageId, RunId, Signal,
     json::{Object, Value},
     runtime::{Action, PromoteTo},
     signal::{Attributes, Contents},
-    time::Timestamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -138,69 +138,6 @@ pub struct ApprovalAccepted {
     /// The call that was answered.
     #[serde(default)]
     pub tool_call_id: Option<String>,
-}
-
-/// Which runs that wait to list. All conditions hold at once.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct SuspendedQuery {
-    /// Of this thread.
-    pub thread_id: Option<String>,
-    /// Of this resource.
-    pub resource_id: Option<String>,
-    /// Suspended at this time or later.
-    pub from: Option<Timestamp>,
-    /// Suspended at this time or before.
-    pub to: Option<Timestamp>,
-    /// So many. Default: all.
-    pub per_page: Option<u32>,
-    /// Which page, from 0.
-    pub page: Option<u32>,
-}
-
-/// Runs that wait for a person, newest first (HTTP-101).
-#[derive(Debug, Clone, PartialEq, Deserialize)]
-pub struct SuspendedRuns {
-    /// The page's runs.
-    pub runs: Vec<SuspendedRun>,
-    /// How many there are on all pages.
-    pub total: u64,
-}
-
-/// A run that waits for a person.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SuspendedRun {
-    /// The run.
-    pub run_id: RunId,
-    /// Its thread, if it has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub thread_id: Option<String>,
-    /// Whose it is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resource_id: Option<String>,
-    /// Since when it waits.
-    pub suspended_at: Timestamp,
-    /// What it waits for.
-    pub tool_calls: Vec<SuspendedCall>,
-}
-
-/// A call that waits for a person.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SuspendedCall {
-    /// The call.
-    pub tool_call_id: String,
-    /// The tool; of a delegation, the tool that waits inside it.
-    #[serde(default)]
-    pub tool_name: String,
-    /// Its arguments.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub args: Option<Value>,
-    /// It waits for an approval; else the tool has suspended itself and waits for data.
-    pub requires_approval: bool,
-    /// What the tool told the person.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub suspend_payload: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]

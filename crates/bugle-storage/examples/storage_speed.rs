@@ -9,8 +9,7 @@ use bugle::{
     id::ThreadKey,
     message::{Role, StoredMessage},
     storage::{
-        Accept, Commit, InboxEntry, InputMode, LeaseClaim, NewThread, RunChange, RunRecord, RunStatus, Storage,
-        StorageError,
+        Accept, Commit, InboxEntry, InputMode, LeaseClaim, NewThread, RunChange, RunRecord, Storage, StorageError,
     },
     time::Timestamp,
 };
@@ -94,7 +93,6 @@ async fn caller_rounds(store: &LibSql, thread: ThreadKey, rounds: usize) -> Resu
             run_id: format!("run-{}", thread.thread_id).into(),
             thread: thread.clone(),
             agent_id: "helper".into(),
-            status: RunStatus::Running,
             snapshot: serde_json::json!({"step": round, "usage": {"inputTokens": 10, "outputTokens": 20}}),
             updated_at: Timestamp::now(),
         };

@@ -22,10 +22,10 @@ use super::{
     models::{Models, Resolved},
     processors::Lists,
 };
-use crate::{settings::Problem, text::nearest};
+use crate::{settings::Problem, text::nearest, webhooks::Webhooks};
 
 /// Fields of this version.
-const KNOWN: [&str; 23] = [
+const KNOWN: [&str; 24] = [
     "id",
     "name",
     "description",
@@ -47,11 +47,12 @@ const KNOWN: [&str; 23] = [
     "outputProcessors",
     "errorProcessors",
     "maxProcessorRetries",
+    "signals",
     "notifications",
     "metadata",
 ];
 /// Fields that a later version has. With a value that asks for nothing they are taken.
-const LATER: [&str; 2] = ["signals", "backgroundTasks"];
+const LATER: [&str; 1] = ["backgroundTasks"];
 /// Fields of `delegation`.
 const DELEGATION: [&str; 7] = [
     "hookErrorStrategy",
@@ -85,6 +86,8 @@ pub(super) struct Definition {
     pub(super) options: RunOptions,
     pub(super) interrupt: Interrupt,
     pub(super) on_step_limit: OnStepLimit,
+    /// Signal providers, by name.
+    pub(super) signals: Vec<String>,
     pub(super) notifications: Option<DeliveryPolicy>,
     pub(super) metadata: Option<Object>,
 }
@@ -117,6 +120,7 @@ impl Definition {
             options: RunOptions::default(),
             interrupt: Interrupt::default(),
             on_step_limit: OnStepLimit::default(),
+            signals: Vec::new(),
             notifications: None,
             metadata: None,
         }
@@ -127,14 +131,21 @@ impl Definition {
 pub(super) struct Reader<'a> {
     shown: &'a str,
     pub(super) models: &'a Models,
+    webhooks: &'a Webhooks,
     warnings: &'a mut Vec<String>,
     pub(super) definition: Definition,
     problems: Vec<Problem>,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(shown: &'a str, stem: &str, models: &'a Models, warnings: &'a mut Vec<String>) -> Self {
-        Self { shown, models, warnings, definition: Definition::named(stem), problems: Vec::new() }
+    pub(super) fn new(
+        shown: &'a str,
+        stem: &str,
+        models: &'a Models,
+        webhooks: &'a Webhooks,
+        warnings: &'a mut Vec<String>,
+    ) -> Self {
+        Self { shown, models, webhooks, warnings, definition: Definition::named(stem), problems: Vec::new() }
     }
 
     pub(super) fn read(mut self, document: &Document) -> (Definition, Vec<Problem>) {
@@ -206,6 +217,7 @@ impl<'a> Reader<'a> {
             },
             "modelSettings" => self.definition.options.model_settings = self.map(key, node),
             "providerOptions" => self.definition.options.provider_options = self.map(key, node),
+            "signals" => self.signals(key, node),
             "notifications" => self.definition.notifications = self.map(key, node),
             "metadata" => self.definition.metadata = self.map(key, node),
             "toolChoice" => {
@@ -246,6 +258,36 @@ impl<'a> Reader<'a> {
                 let near = nearest(name, KNOWN.iter().chain(&LATER).copied());
                 let near = near.map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default();
                 self.wrong(key, format!("{name}: unknown field{near}"));
+            }
+        }
+    }
+
+    /// Signal providers by name: `tasks`, and the ids of `[[webhooks]]`.
+    fn signals(&mut self, key: &Key, node: &Node) {
+        let items = match &node.data {
+            Data::Scalar(Value::Null | Value::Bool(false)) => return,
+            Data::List(items) => items,
+            _ => return self.wrong(key, "signals: must be a list of names: tasks, and ids of [[webhooks]]"),
+        };
+        let webhooks = self.webhooks;
+        let known = webhooks.names();
+        for item in items {
+            let Some(name) = item.as_str() else {
+                self.at(item.line, item.column, "signals: must be a name");
+                continue;
+            };
+            if !known.contains(&name) {
+                let near = nearest(name, known.iter().copied());
+                let near = near.map(|near| format!("; did you mean {near:?}?")).unwrap_or_default();
+                let known = known.join(", ");
+                let message = format!(
+                    "signals: there is no provider {name}; known are {known} (others are [[webhooks]] of bugle.toml){near}"
+                );
+                self.at(item.line, item.column, message);
+            } else if self.definition.signals.iter().any(|held| held == name) {
+                self.at(item.line, item.column, format!("signals: {name} is in the list twice"));
+            } else {
+                self.definition.signals.push(name.to_owned());
             }
         }
     }

@@ -23,6 +23,7 @@ use self::{
 use crate::{
     settings::{Problem, Settings},
     text::nearest,
+    webhooks::Webhooks,
 };
 
 /// The tools that an agent file can name.
@@ -39,6 +40,8 @@ pub(crate) struct Served {
     pub(crate) model: String,
     /// What its runs lack: `OPENAI_API_KEY is not set; its runs will fail`.
     pub(crate) missing: Vec<String>,
+    /// The signal providers that it names.
+    pub(crate) signals: Vec<String>,
 }
 
 /// What the folders of agents hold.
@@ -52,7 +55,7 @@ pub(crate) struct Found {
 }
 
 /// Reads all agent files of the project, in order of their names.
-pub(crate) fn load(settings: &Settings, models: &Models) -> Found {
+pub(crate) fn load(settings: &Settings, models: &Models, webhooks: &Webhooks) -> Found {
     let mut found = Found::default();
     let mut places: IndexMap<String, String> = IndexMap::new();
     let mut faulty: IndexMap<String, String> = IndexMap::new();
@@ -68,7 +71,7 @@ pub(crate) fn load(settings: &Settings, models: &Models) -> Found {
                 continue;
             }
         };
-        let (definition, mut problems) = read(&shown, &stem, &bytes, models, &mut found.warnings);
+        let (definition, mut problems) = read(&shown, &stem, &bytes, (models, webhooks), &mut found.warnings);
         if let Some(first) = places.get(&definition.id) {
             let message = format!("a second agent with the id {}; the first is {first}", definition.id);
             problems.push(Problem { place: format!("{shown}:{}:1", definition.id_line), message });
@@ -85,7 +88,7 @@ pub(crate) fn load(settings: &Settings, models: &Models) -> Found {
     let agents: IndexMap<String, Registered> =
         definitions.iter().map(|(_, definition)| (definition.id.clone(), as_subagent(definition))).collect();
     for (shown, definition) in &definitions {
-        match build(definition, &agents, settings) {
+        match build(definition, &agents, settings, webhooks) {
             Ok(served) => found.agents.push(served),
             Err(message) => found.problems.push(Problem { place: shown.clone(), message }),
         }
@@ -171,7 +174,7 @@ fn read(
     shown: &str,
     stem: &str,
     bytes: &[u8],
-    models: &Models,
+    (models, webhooks): (&Models, &Webhooks),
     warnings: &mut Vec<String>,
 ) -> (Definition, Vec<Problem>) {
     let document = match Document::read(bytes) {
@@ -181,7 +184,7 @@ fn read(
             return (Definition::named(stem), vec![problem]);
         }
     };
-    fields::Reader::new(shown, stem, models, warnings).read(&document)
+    fields::Reader::new(shown, stem, models, webhooks, warnings).read(&document)
 }
 
 /// An agent as those see it who name it. They find it by its id, so cycles are legal (SUB-165).
@@ -200,6 +203,7 @@ fn build(
     definition: &Definition,
     agents: &IndexMap<String, Registered>,
     settings: &Settings,
+    webhooks: &Webhooks,
 ) -> Result<Served, String> {
     let concurrency = settings.number("runs.tool-concurrency").and_then(|number| u32::try_from(number).ok());
     let mut delegation = definition.options.delegation.clone();
@@ -233,6 +237,12 @@ fn build(
     if let (Some(completion), Some(entry)) = (&definition.completion, definition.models.first()) {
         builder = builder.is_task_complete(completion.build(&Judge::of_model(entry.model.clone())));
     }
+    for name in &definition.signals {
+        // Of one whose secrets are missing its own place is told.
+        if let Some(provider) = webhooks.provider(name, &definition.id) {
+            builder = builder.provider(provider);
+        }
+    }
     for processor in &definition.processors.input {
         builder = builder.shared_input_processor(processor.clone());
     }
@@ -256,7 +266,12 @@ fn build(
         builder = builder.metadata(metadata);
     }
     let agent = builder.build().map_err(|error| error.to_string())?;
-    Ok(Served { agent, model: definition.model_names.join(", "), missing: definition.missing.clone() })
+    Ok(Served {
+        agent,
+        model: definition.model_names.join(", "),
+        missing: definition.missing.clone(),
+        signals: definition.signals.clone(),
+    })
 }
 
 #[cfg(test)]

@@ -16,19 +16,23 @@ fn project(files: &[(&str, &str)], toml: &str) -> (tempfile::TempDir, Settings, 
     (directory, settings, models)
 }
 
+fn loaded(settings: &Settings, models: &Models) -> Found {
+    load(settings, models, &Webhooks::new(settings, &Env::default()))
+}
+
 const DEFAULT: &str =
     "[models]\ndefault = \"scripted/scripted\"\n[models.aliases]\nfast = \"groq/llama-3.3-70b-versatile\"\n";
 
 fn problems(text: &str) -> Vec<String> {
     let (_directory, settings, models) = project(&[("a.md", text)], DEFAULT);
-    let found = load(&settings, &models);
+    let found = loaded(&settings, &models);
     assert_eq!(found.agents.is_empty(), !found.problems.is_empty());
     found.problems.iter().map(ToString::to_string).collect()
 }
 
 fn one(text: &str) -> Served {
     let (_directory, settings, models) = project(&[("a.md", text)], DEFAULT);
-    let mut found = load(&settings, &models);
+    let mut found = loaded(&settings, &models);
     assert_eq!(found.problems, []);
     found.agents.remove(0)
 }
@@ -57,7 +61,7 @@ fn cli_010_files_that_are_no_agents_are_left_alone() {
         ],
         DEFAULT,
     );
-    let found = load(&settings, &models);
+    let found = loaded(&settings, &models);
     let ids: Vec<_> = found.agents.iter().map(|served| served.agent.id().to_owned()).collect();
     assert_eq!((ids, found.problems.len()), (vec!["a".to_owned(), "b".to_owned()], 0));
 }
@@ -108,7 +112,7 @@ fn cli_012_every_error_names_file_line_and_what_is_known() {
 #[test]
 fn cli_012_two_agents_cannot_have_one_id() {
     let (_directory, settings, models) = project(&[("a.md", "Help."), ("b.md", "---\nid: a\n---\nHelp.")], DEFAULT);
-    let found = load(&settings, &models);
+    let found = loaded(&settings, &models);
     assert_eq!(found.agents.len(), 1);
     assert_eq!(
         found.problems[0].to_string(),
@@ -120,13 +124,12 @@ fn cli_012_two_agents_cannot_have_one_id() {
 fn what_this_version_lacks_is_refused_in_agent_files_too() {
     assert_eq!(
         problems(
-            "---\nbackgroundTasks: all\ntools: { notification-inbox: { background: true }, mcp__x__y: {} }\nsignals: [tasks]\n---\nHelp."
+            "---\nbackgroundTasks: all\ntools: { notification-inbox: { background: true }, mcp__x__y: {} }\n---\nHelp."
         ),
         [
             "agents/a.md:2:1: backgroundTasks is not in this version; remove it",
             "agents/a.md:3:32: tools.notification-inbox.background is not in this version; remove it",
             "agents/a.md:3:52: tools: mcp__x__y: tool servers are not in this version; remove it",
-            "agents/a.md:4:1: signals is not in this version; remove it",
         ]
     );
 }
@@ -142,12 +145,65 @@ fn notif_041_a_file_may_say_how_notifications_are_delivered() {
 }
 
 #[test]
+fn cli_011_signals_wire_providers_to_the_agent() {
+    let toml = format!(
+        "{DEFAULT}[[webhooks]]\nid = \"deploys\"\nagent = \"a\"\nsecrets = [\"s\"]\nsubscriptions = [{{ resource = \"r\", thread = \"t\", external-id = \"web\" }}]\n"
+    );
+    let files =
+        [("a.md", "---\nsignals: [tasks, deploys]\n---\nHelp."), ("b.md", "---\nsignals: [deploys]\n---\nHelp.")];
+    let (_directory, settings, models) = project(&files, &toml);
+    let webhooks = Webhooks::new(&settings, &Env::default());
+    let found = load(&settings, &models, &webhooks);
+    assert_eq!(found.problems, []);
+    let (first, second) = (&found.agents[0], &found.agents[1]);
+    assert_eq!(
+        (first.signals.as_slice(), second.signals.as_slice()),
+        (&["tasks".to_owned(), "deploys".to_owned()][..], &["deploys".to_owned()][..])
+    );
+    let tools: Vec<&str> = first.agent.tools().keys().map(String::as_str).collect();
+    assert_eq!(
+        tools,
+        ["task_write", "task_update", "task_complete", "task_check", "subscribe_deploys", "unsubscribe_deploys"]
+    );
+    let context = bugle::RequestContext::default();
+    assert_eq!(first.agent.input_processors(&context).ids().len(), 1, "the lane of the tasks");
+    assert!(second.agent.tools().contains_key("subscribe_deploys"));
+    // The subscriptions of the configuration are the webhook's own agent's.
+    let fixed = |agent: &str| webhooks.provider("deploys", agent).unwrap().fixed_subscriptions().len();
+    assert_eq!((fixed("a"), fixed("b")), (1, 0));
+    assert_eq!(webhooks.checked(&["a", "b"]).unwrap().len(), 1);
+}
+
+#[test]
+fn cli_012_an_unknown_signal_provider_is_an_error_that_names_the_known_ones() {
+    let toml = format!("{DEFAULT}[[webhooks]]\nid = \"deploys\"\nagent = \"a\"\n");
+    let file = "---\nsignals:\n  - task\n  - deploys\n  - deploys\n  - [x]\n---\nHelp.";
+    let (_directory, settings, models) = project(&[("a.md", file)], &toml);
+    let said: Vec<String> = loaded(&settings, &models).problems.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        said,
+        [
+            "agents/a.md:3:5: signals: there is no provider task; known are tasks, deploys (others are [[webhooks]] of bugle.toml); did you mean \"tasks\"?",
+            "agents/a.md:5:5: signals: deploys is in the list twice",
+            "agents/a.md:6:5: signals: must be a name",
+        ]
+    );
+    assert_eq!(
+        problems_of("signals: tasks"),
+        ["agents/a.md:2:1: signals: must be a list of names: tasks, and ids of [[webhooks]]"]
+    );
+    for nothing in ["[]", "false", "~"] {
+        assert_eq!(problems_of(&format!("signals: {nothing}")), [] as [String; 0]);
+    }
+}
+
+#[test]
 fn cli_011_012_processors_are_named_with_their_options() {
     let file = "---\ninputProcessors:\n  - unicode-normalizer\n  - token-limiter: { limit: 1000 }\n\
                 outputProcessors:\n  - regex-filter: { presets: [email] }\nerrorProcessors: [stream-error-retry]\n\
                 maxProcessorRetries: 2\n---\nHelp.";
     let (_directory, settings, models) = project(&[("a.md", file)], DEFAULT);
-    let found = load(&settings, &models);
+    let found = loaded(&settings, &models);
     assert!(found.problems.is_empty(), "{:?}", found.problems);
     let (agent, context) = (&found.agents[0].agent, bugle::RequestContext::default());
     assert_eq!(agent.input_processors(&context).ids(), ["unicode-normalizer", "token-limiter"]);
@@ -169,7 +225,7 @@ fn cli_011_012_processors_are_named_with_their_options() {
 
 fn many(files: &[(&str, &str)]) -> (Vec<Served>, Vec<String>) {
     let (_directory, settings, models) = project(files, DEFAULT);
-    let found = load(&settings, &models);
+    let found = loaded(&settings, &models);
     (found.agents, found.problems.iter().map(ToString::to_string).collect())
 }
 
@@ -313,7 +369,7 @@ fn cli_011_a_file_of_another_tool_loads_with_one_warning() {
         &[("helper.md", "---\nname: helper\ndescription: Helps.\nmodel: inherit\ncolor: red\nhooks: {}\n---\nHelp.")],
         DEFAULT,
     );
-    let found = load(&settings, &models);
+    let found = loaded(&settings, &models);
     assert_eq!((found.agents.len(), found.problems.len()), (1, 0));
     assert_eq!(found.warnings, ["agents/helper.md: color, hooks of another tool has no meaning here"]);
 }
@@ -343,7 +399,7 @@ fn loop_220_a_model_can_be_at_an_address_of_its_own() {
 #[test]
 fn cli_012_without_any_model_the_error_says_where_to_put_one() {
     let (_directory, settings, models) = project(&[("a.md", "Help.")], "");
-    let found = load(&settings, &models);
+    let found = loaded(&settings, &models);
     assert_eq!(
         found.problems[0].to_string(),
         "agents/a.md:1:1: model: no default model; set `default` under [models] in bugle.toml, or `model:` here"

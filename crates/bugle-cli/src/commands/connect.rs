@@ -28,6 +28,18 @@ impl Connection {
         let given = |flag: &Option<String>, variable: &str| {
             flag.clone().or_else(|| env.get(variable).map(str::to_owned)).filter(|text| !text.is_empty())
         };
+        // A variable of a script that is not set would otherwise mean another thread than was thought of.
+        for (flag, text) in [
+            ("--server", &target.server),
+            ("--token", &target.token),
+            ("--agent", &target.agent),
+            ("--thread", &target.thread),
+            ("--resource", &target.resource),
+        ] {
+            if text.as_deref() == Some("") {
+                return Err(Failure::usage(format!("{flag} is empty")).hint("give it a value, or leave it out"));
+            }
+        }
         let start: PathBuf = std::env::current_dir()
             .map_err(|error| Failure::usage(format!("the current directory cannot be read: {error}")))?;
         let home = env.get("HOME").map(Path::new);
@@ -76,6 +88,24 @@ impl Connection {
                     .hint("name one with -a, or set agents.default in bugle.toml"))
             }
         }
+    }
+
+    /// A failure in the words of the command line: an agent that is not there is named with those that are.
+    pub(super) async fn explain(&self, failure: Failure) -> Failure {
+        let Some(agent) = self.agent.as_ref().filter(|_| failure.status == Some(404)) else { return failure };
+        let Ok(agents) = self.client.agents().await else { return failure };
+        if agents.contains_key(agent) {
+            return failure;
+        }
+        let known: Vec<&str> = agents.keys().map(String::as_str).collect();
+        let near = crate::text::nearest(agent, known.iter().copied());
+        let near = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+        let hint = match known.as_slice() {
+            [] => "it has none".to_owned(),
+            known => format!("known are {}{near}", known.join(", ")),
+        };
+        let what = format!("{} has no agent {agent}", self.client.url());
+        Failure { whats: vec![what], ..failure }.hint(hint)
     }
 
     /// The thread, answered by the agent.

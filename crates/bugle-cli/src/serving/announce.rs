@@ -34,6 +34,7 @@ pub(super) fn dev(plan: &Plan, origin: &str, storage: &str, out: Out, quiet: boo
         row("API", &format!("{origin}{prefix}"));
         row("agents", &agents.join(", "));
         row("tools", &tools.join(", "));
+        row("signals", &signals(plan).join("; "));
         row("storage", storage);
         row("auth", &plan.auth_text());
         let hint =
@@ -43,6 +44,12 @@ pub(super) fn dev(plan: &Plan, origin: &str, storage: &str, out: Out, quiet: boo
         out.print(&text);
     }
     warnings(plan, out);
+}
+
+/// `support: tasks, github`, for each agent that names signal providers.
+fn signals(plan: &Plan) -> Vec<String> {
+    let named = plan.agents.iter().filter(|served| !served.signals.is_empty());
+    named.map(|served| format!("{}: {}", served.agent.id(), served.signals.join(", "))).collect()
 }
 
 /// What is missing, one line each.

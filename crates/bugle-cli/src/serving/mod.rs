@@ -64,6 +64,23 @@ pub(crate) async fn serve(args: Serve, common: Common, env: Env, out: Out) -> Re
                 out.line(&format!("{key} = {value}  ({origin})"));
             }
         }
+        for served in &plan.agents {
+            let (agent, model) = (served.agent.id(), &served.model);
+            let tools: Vec<&str> = served.agent.tools().keys().map(String::as_str).collect();
+            if out.json {
+                let signals = &served.signals;
+                out.json_line(
+                    &bugle::json::json!({"agent": agent, "model": model, "tools": tools, "signals": signals}),
+                );
+            } else {
+                let list = |name: &str, all: &[&str]| match all {
+                    [] => String::new(),
+                    all => format!("; {name} {}", all.join(", ")),
+                };
+                let signals: Vec<&str> = served.signals.iter().map(String::as_str).collect();
+                out.line(&format!("agent {agent}: {model}{}{}", list("tools", &tools), list("signals", &signals)));
+            }
+        }
         for warning in plan.warnings() {
             out.note(Style::Yellow, &format!("! {warning}"));
         }
@@ -131,8 +148,8 @@ async fn run(plan: Plan, common: &Common, out: Out, is_dev: bool) -> Result<u8, 
     for served in &plan.agents {
         builder = builder.agent(served.agent.clone());
     }
-    for (agent, provider) in plan.webhooks()? {
-        builder = builder.provider(agent, provider);
+    for (agent, provider) in &plan.webhooks {
+        builder = builder.provider(agent.clone(), provider.clone());
     }
     let bugle = builder.build().await.map_err(|error| Failure::usage(error.to_string()).caused_by(&error))?;
     let router = bugle_server::router(bugle.clone(), plan.server_options()?);

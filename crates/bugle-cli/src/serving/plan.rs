@@ -2,11 +2,7 @@
 
 use std::net::IpAddr;
 
-use bugle::{
-    notification::NotificationOptions,
-    provider::{Secret, SharedProvider, WebhookOptions, WebhookPreset, WebhookProvider},
-    storage::{ProviderSubscription, SharedStorage},
-};
+use bugle::{notification::NotificationOptions, provider::SharedProvider, storage::SharedStorage};
 use bugle_server::{Auth, ModelResolver, Origins, ServerOptions, Token};
 use bugle_storage::libsql::{LibSqlOptions, Synchronous};
 use secrecy::ExposeSecret as _;
@@ -18,6 +14,7 @@ use crate::{
     exit::Failure,
     project,
     settings::{Origin, Problem, Settings, secret, value::address},
+    webhooks::Webhooks,
 };
 
 /// The shortest token that may be used beyond loopback, in characters (CLI-032).
@@ -27,7 +24,6 @@ const TOKEN_LEN_MIN: usize = 16;
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) settings: Settings,
-    env: Env,
     models: Models,
     pub(super) agents: Vec<Served>,
     pub(super) is_demo: bool,
@@ -37,6 +33,8 @@ pub(super) struct Plan {
     auth: Auth,
     host: String,
     port: u16,
+    /// The webhooks, each with its agent (CLI-035).
+    pub(super) webhooks: Vec<(String, SharedProvider)>,
 }
 
 impl Plan {
@@ -68,7 +66,8 @@ impl Plan {
 
     fn new(settings: Settings, env: Env) -> Result<Self, Failure> {
         let models = Models::new(&settings, &env);
-        let agents::Found { agents, mut problems, warnings, any: _ } = agents::load(&settings, &models);
+        let webhooks = Webhooks::new(&settings, &env);
+        let agents::Found { agents, mut problems, warnings, any: _ } = agents::load(&settings, &models, &webhooks);
         let default = settings.text("agents.default");
         if let Some(default) = default.filter(|id| !agents.iter().any(|served| served.agent.id() == *id)) {
             let known: Vec<&str> = agents.iter().map(|served| served.agent.id()).collect();
@@ -85,10 +84,12 @@ impl Plan {
         }
         let (host, port) = settings.text("server.listen").and_then(address).unwrap_or_default();
         let auth = auth(&settings, &env, &host)?;
-        let mut plan =
-            Self { env, models, agents, is_demo: false, left_out: problems, warnings, auth, host, port, settings };
+        let ids: Vec<&str> = agents.iter().map(|served| served.agent.id()).collect();
+        let webhooks = webhooks.checked(&ids).map_err(Failure::files)?;
+        let is_demo = false;
+        let left_out = problems;
+        let mut plan = Self { settings, models, agents, is_demo, left_out, warnings, auth, host, port, webhooks };
         plan.check_server()?;
-        plan.webhooks()?;
         for hook in plan.settings.webhooks.iter().filter(|hook| hook.secrets.is_empty()) {
             let warning =
                 format!("webhooks: {} has no secrets, so it has no route; add secrets = [\"env:NAME\"]", hook.id);
@@ -153,61 +154,11 @@ impl Plan {
             dispatch: settings.flag("notifications.dispatch"),
             batch_size: number("notifications.batch-size").unwrap_or(default.batch_size),
             safety_poll: settings.duration("notifications.safety-poll").unwrap_or(default.safety_poll),
+            cron: settings.text("notifications.cron").map(str::to_owned),
             max_attempts: number("notifications.max-attempts").unwrap_or(default.max_attempts),
             dedupe_window: settings.duration("notifications.dedupe-window").unwrap_or(default.dedupe_window),
             render_id: settings.flag("notifications.render-id"),
         }
-    }
-
-    /// The webhooks, each with its agent (CLI-035).
-    pub(super) fn webhooks(&self) -> Result<Vec<(String, SharedProvider)>, Failure> {
-        let mut problems = Vec::new();
-        let mut made: Vec<(String, SharedProvider)> = Vec::new();
-        for hook in &self.settings.webhooks {
-            if !self.agents.iter().any(|served| served.agent.id() == hook.agent) {
-                let message = format!("webhooks.agent: no agent {:?}", hook.agent);
-                problems.push(Problem { place: hook.place.clone(), message });
-                continue;
-            }
-            let secrets = hook.secrets.iter().map(|raw| secret(raw, &hook.directory, &self.env));
-            let secrets: Vec<_> = match secrets.collect::<Result<Vec<_>, String>>() {
-                Ok(secrets) => secrets.iter().map(|secret| Secret::new(secret.expose_secret())).collect(),
-                Err(error) => {
-                    problems.push(Problem { place: hook.place.clone(), message: format!("webhooks.secrets: {error}") });
-                    continue;
-                }
-            };
-            let subscriptions = hook.subscriptions.iter().map(|[resource, thread, external]| ProviderSubscription {
-                id: format!("{}:{resource}:{thread}:{external}", hook.id),
-                agent_id: hook.agent.clone(),
-                provider_id: hook.id.clone(),
-                resource_id: resource.clone(),
-                thread_id: thread.clone(),
-                external_resource_id: external.clone(),
-                enabled: true,
-                cursor: None,
-                delivery_options: None,
-                metadata: None,
-                subscribed_at: bugle::time::Timestamp::now(),
-            });
-            let options = WebhookOptions::builder()
-                .id(hook.id.as_str())
-                .preset(match hook.preset.as_str() {
-                    "github" => WebhookPreset::GitHub,
-                    "standard-webhooks" => WebhookPreset::StandardWebhooks,
-                    _ => WebhookPreset::Generic,
-                })
-                .secrets(secrets)
-                .tolerance(hook.tolerance.unwrap_or(std::time::Duration::from_secs(300)))
-                .maybe_external_id(hook.external_id.clone())
-                .maybe_kind(hook.kind.clone())
-                .maybe_summary(hook.summary.clone())
-                .maybe_priority(hook.priority.clone())
-                .subscriptions(subscriptions.collect())
-                .build();
-            made.push((hook.agent.clone(), std::sync::Arc::new(WebhookProvider::new(options))));
-        }
-        if problems.is_empty() { Ok(made) } else { Err(Failure::files(problems)) }
     }
 
     /// Opens the store, off the async threads.

@@ -160,6 +160,12 @@ impl Settings {
             }
         }
         read::environment(&mut settings, &mut problems, env);
+        if let Some(cron) = settings.values.get("notifications.cron")
+            && settings.values.get("notifications.safety-poll").is_some_and(|poll| poll.origin != Origin::Default)
+        {
+            let message = "notifications.cron: safety-poll says how often, too; keep one of the two".to_owned();
+            problems.push(Problem { place: cron.origin.to_string(), message });
+        }
         if problems.is_empty() { Ok(settings) } else { Err(problems) }
     }
 
@@ -232,6 +238,11 @@ impl Settings {
         for token in &self.tokens {
             let row = format!("*** (user {}, allow {})", token.user, token.allow);
             rows.push(("auth.tokens".into(), row, token.place.clone()));
+        }
+        for hook in &self.webhooks {
+            let (secrets, fixed) = (hook.secrets.len(), hook.subscriptions.len());
+            let row = format!("agent {}, preset {}, secrets {secrets}, subscriptions {fixed}", hook.agent, hook.preset);
+            rows.push((format!("webhooks.{}", hook.id), row, hook.place.clone()));
         }
         for (alias, model) in &self.aliases {
             rows.push((format!("models.aliases.{alias}"), model.clone(), "file".into()));

@@ -202,6 +202,9 @@ impl Reader<'_> {
         if id.is_empty() || !id.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
             return self.wrong(at, format!("webhooks.id: {id:?} may hold letters, digits, -, _ and . only"));
         }
+        if id == crate::webhooks::TASKS {
+            return self.wrong(at, format!("webhooks.id: {id} is the built-in task list; take another id"));
+        }
         let preset = self.text(what, table, "preset").unwrap_or_else(|| "generic".into());
         if !["generic", "github", "standard-webhooks"].contains(&preset.as_str()) {
             self.wrong(at, format!("webhooks.preset: {preset:?} must be generic, github or standard-webhooks"));

@@ -23,6 +23,8 @@ pub(crate) enum Kind {
         max: u64,
     },
     List,
+    /// How often, in cron's words.
+    Cron,
     Secret,
     /// A table whose keys are free.
     Map,
@@ -132,6 +134,7 @@ pub(crate) const TABLE: &[Key] = &[
     key("notifications.dispatch", Kind::Bool, Some("true")),
     key("notifications.batch-size", Kind::Int { min: 1, max: 10_000 }, Some("100")),
     key("notifications.safety-poll", Kind::Duration { min_ms: 100, max_ms: DAY }, Some("60s")),
+    key("notifications.cron", Kind::Cron, None),
     key("notifications.max-attempts", Kind::Int { min: 1, max: 1000 }, Some("5")),
     key("notifications.dedupe-window", TIME_OR_NONE, Some("0s")),
     key("notifications.render-id", Kind::Bool, Some("false")),

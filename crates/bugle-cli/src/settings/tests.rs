@@ -159,3 +159,27 @@ fn cli_003_rows_of_tokens_are_checked() {
         ]
     );
 }
+
+#[test]
+fn notif_070_dispatch_is_set_by_file_and_environment() {
+    let toml = "[notifications]\ndispatch = false\nbatch-size = 7\ncron = \"*/5 * * * *\"\n";
+    let settings = load(toml, &[("BUGLE_NOTIFICATIONS_BATCH_SIZE", "9")]).unwrap();
+    assert!(!settings.flag("notifications.dispatch"));
+    assert_eq!(settings.number("notifications.batch-size"), Some(9));
+    assert_eq!(settings.text("notifications.cron"), Some("*/5 * * * *"));
+    assert_eq!(
+        load("[notifications]\nbatch-size = 0\ncron = \"0 25 * * *\"\n", &[]).unwrap_err(),
+        [
+            "bugle.toml:2:1: notifications.batch-size: 0 is out of range; 1 to 10000 is possible",
+            "bugle.toml:3:1: notifications.cron: hour: 25 is not from 0 to 23",
+        ]
+    );
+    assert_eq!(
+        load("[notifications]\ncron = 5\n", &[]).unwrap_err(),
+        ["bugle.toml:2:1: notifications.cron: must be a cron expression such as \"*/1 * * * *\""]
+    );
+    assert_eq!(
+        load("[notifications]\ncron = \"@hourly\"\nsafety-poll = \"5m\"\n", &[]).unwrap_err(),
+        ["bugle.toml:2:1: notifications.cron: safety-poll says how often, too; keep one of the two"]
+    );
+}

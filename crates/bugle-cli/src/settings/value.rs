@@ -116,6 +116,10 @@ impl Kind {
                 let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
                 Scalar::List(items.map(str::to_owned).collect())
             }
+            Self::Cron => {
+                text.parse::<bugle::notification::Cron>().map_err(|error| error.to_string())?;
+                Scalar::Text(text.to_owned())
+            }
             Self::Secret => Scalar::Secret,
             Self::Map => Scalar::Map(1),
         };
@@ -160,6 +164,7 @@ impl Kind {
             Self::Duration { .. } => "a duration such as \"15s\", or milliseconds",
             Self::Size { .. } => "a size such as \"8MiB\", or bytes",
             Self::List => "a list of texts",
+            Self::Cron => "a cron expression such as \"*/1 * * * *\"",
             Self::Secret => "a secret: \"env:NAME\" or \"file:PATH\"",
             Self::Map => "a table",
         }

@@ -60,6 +60,33 @@ async fn notif_121_a_notification_wakes_the_agent_and_stands_in_the_inbox() {
 }
 
 #[tokio::test]
+async fn notif_120_the_agents_route_takes_and_gives_the_fields_of_the_controllers() {
+    let server = Server::new().await;
+    let body = json!({"source": "github", "kind": "ci-status", "summary": "CI failed", "priority": "low",
+        "payload": {"run": 7}, "sourceId": "run-7", "dedupeKey": "d", "coalesceKey": "c", "attributes": {"branch": "main"},
+        "metadata": {"m": 1}});
+    let nobody = server.post("/api/agent-controller/plain/sessions/ann/notifications", body.clone()).await;
+    assert_eq!(nobody.status, StatusCode::NOT_FOUND, "agents have the route, and controllers are not there");
+    let mut addressed = body.clone();
+    addressed["resourceId"] = json!("ann");
+    addressed["threadId"] = json!("t1");
+    let sent = server.post(INBOX, addressed.clone()).await.json;
+    assert_eq!((&sent["accepted"], &sent["runId"]), (&json!(false), &json!(null)), "no signal was emitted");
+    assert_eq!((&sent["decision"]["action"], &sent["notificationId"]), (&json!("summarize"), &sent["record"]["id"]));
+    for (field, value) in body.as_object().unwrap() {
+        assert_eq!(&sent["record"][field], value, "{field}");
+    }
+    addressed["priority"] = json!("urgent");
+    let woken = server.post(INBOX, addressed).await.json;
+    assert_eq!(
+        (&woken["accepted"], &woken["notificationId"]),
+        (&json!(true), &sent["notificationId"]),
+        "merged, and sent"
+    );
+    assert!(woken["runId"].is_string());
+}
+
+#[tokio::test]
 async fn notif_121_pages_filters_and_searches() {
     let server = Server::new().await;
     for number in 0..5 {
@@ -175,7 +202,7 @@ async fn hooked() -> Server {
 }
 
 #[tokio::test]
-async fn prov_010_only_signed_webhooks_come_in_and_they_need_no_token() {
+async fn prov_008_010_only_signed_webhooks_come_in_and_they_need_no_token() {
     let server = hooked().await;
     let post = async |path: &str, headers: &[(&str, &str)], body: &str| {
         server.send(Method::POST, path, headers, Body::from(body.to_owned())).await

@@ -4,7 +4,7 @@ use bugle::{
     id::{MessageId, RunId, ThreadKey},
     storage::{
         Accepted, Committed, EntryOutcome, InboxEntry, Lease, LeaseClaim, Left, NewThread, RunChange, RunRecord,
-        RunStatus, StorageError,
+        StorageError,
         rules::{self, LeaseState},
     },
     time::Timestamp,
@@ -373,22 +373,15 @@ fn put_back(connection: &Connection, thread: &ThreadKey, returned: &[Draft], now
     Ok(())
 }
 
-fn status_name(status: RunStatus) -> &'static str {
-    match status {
-        RunStatus::Running => "running",
-        RunStatus::Suspended => "suspended",
-    }
-}
-
 fn save_run(connection: &Connection, record: &RunRecord) -> Answer<()> {
     let (resource, thread) = columns(&record.thread);
     // A run of another thread is not touched.
     let written = connection
         .prepare_cached(
             "INSERT INTO bugle_runs (run_id, resource, thread, agent_id, status, snapshot, updated_at)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
-             ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, snapshot = excluded.snapshot,
-               agent_id = excluded.agent_id, updated_at = excluded.updated_at
+             VALUES (?1, ?2, ?3, ?4, 'running', ?5, ?6)
+             ON CONFLICT (run_id) DO UPDATE SET snapshot = excluded.snapshot, agent_id = excluded.agent_id,
+               updated_at = excluded.updated_at
              WHERE resource = excluded.resource AND thread = excluded.thread",
         )?
         .execute(params![
@@ -396,7 +389,6 @@ fn save_run(connection: &Connection, record: &RunRecord) -> Answer<()> {
             resource,
             thread,
             record.agent_id,
-            status_name(record.status),
             encode(&record.snapshot)?,
             record.updated_at.as_millis(),
         ])?;
@@ -406,22 +398,20 @@ fn save_run(connection: &Connection, record: &RunRecord) -> Answer<()> {
     Ok(())
 }
 
-const RUN_COLUMNS: &str = "run_id, resource, thread, agent_id, status, snapshot, updated_at";
+const RUN_COLUMNS: &str = "run_id, resource, thread, agent_id, snapshot, updated_at";
 
 fn run(row: &rusqlite::Row<'_>) -> rusqlite::Result<Option<RunRecord>> {
     let id: String = row.get(0)?;
-    let Some(snapshot) = codec::parse_json(&codec::text(row, 5)?.unwrap_or_default()) else {
+    let Some(snapshot) = codec::parse_json(&codec::text(row, 4)?.unwrap_or_default()) else {
         codec::report("bugle_runs", &id, "snapshot");
         return Ok(None);
     };
-    let status: String = row.get(4)?;
     Ok(Some(RunRecord {
         run_id: id.into(),
         thread: key(row.get(1)?, row.get(2)?),
         agent_id: row.get(3)?,
-        status: if status == "suspended" { RunStatus::Suspended } else { RunStatus::Running },
         snapshot,
-        updated_at: Timestamp::from_millis(row.get(6)?),
+        updated_at: Timestamp::from_millis(row.get(5)?),
     }))
 }
 
@@ -449,7 +439,7 @@ pub(super) fn unfinished(
     let mut statement = connection.prepare_cached(
         "SELECT w.resource, w.thread, l.owner, l.epoch, l.expires_at FROM (
            SELECT resource, thread FROM bugle_inbox WHERE state = 0
-           UNION SELECT resource, thread FROM bugle_runs WHERE status = 'running'
+           UNION SELECT resource, thread FROM bugle_runs
          ) w LEFT JOIN bugle_leases l ON l.resource = w.resource AND l.thread = w.thread
          WHERE (w.resource, w.thread) > (?1, ?2) ORDER BY w.resource, w.thread",
     )?;

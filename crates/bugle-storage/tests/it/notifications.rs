@@ -91,8 +91,9 @@ async fn check(store: &LibSql) {
     assert!(all.iter().all(|record| record.status == "delivered" && record.delivered_signal_id.is_some()));
 }
 
+/// The reference lets one process win a minute's pass; here both make theirs, and records are claimed one by one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn notif_075_two_runtimes_deliver_each_record_once() {
+async fn notif_072_075_overlapping_passes_of_two_runtimes_deliver_each_record_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.db");
     let (first, second) = (open(&path), open(&path));

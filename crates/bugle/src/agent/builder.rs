@@ -281,19 +281,16 @@ impl AgentBuilder {
     /// (LOOP-081).
     pub fn build(self) -> Result<Agent, Error> {
         let mut inner = self.inner;
-        let mut processors = Vec::new();
+        let (mut input, mut output) = (Vec::new(), Vec::new());
         for provider in &inner.providers {
             for tool in provider.tools() {
                 inner.tools.entry(tool.id().to_owned()).or_insert(tool);
             }
-            processors.extend(provider.input_processors());
+            input.extend(provider.input_processors());
+            output.extend(provider.output_processors());
         }
-        if !processors.is_empty() {
-            inner.input_processors = match inner.input_processors {
-                Dynamic::Value(list) => Dynamic::Value(list.behind(processors)),
-                Dynamic::Per(make) => Dynamic::Per(Arc::new(move |context| make(context).behind(processors.clone()))),
-            };
-        }
+        inner.input_processors = behind(inner.input_processors, input);
+        inner.output_processors = behind(inner.output_processors, output);
         if inner.id.trim().is_empty() {
             return Err(Error::configuration("an agent needs an id"));
         }
@@ -333,6 +330,15 @@ impl AgentBuilder {
             }
         }
         Ok(Agent { inner: Arc::new(inner) })
+    }
+}
+
+/// The agent's own list behind those of its providers (PROC-004).
+fn behind(list: Dynamic<Processors>, first: Vec<SharedProcessor>) -> Dynamic<Processors> {
+    match list {
+        list if first.is_empty() => list,
+        Dynamic::Value(list) => Dynamic::Value(list.behind(first)),
+        Dynamic::Per(make) => Dynamic::Per(Arc::new(move |context| make(context).behind(first.clone()))),
     }
 }
 

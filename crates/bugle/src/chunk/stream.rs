@@ -55,6 +55,16 @@ impl StreamChunk {
         self.frame.get_or_init(|| encode_frame(&self.chunk)).clone()
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_encoded(&self) -> bool {
+        self.frame.get().is_some()
+    }
+
+    /// Drops the encoded event. It is made again should anybody ask.
+    pub(crate) fn forget_frame(&mut self) {
+        self.frame.take();
+    }
+
     /// The chunk's JSON, from the same bytes.
     pub fn json(&self) -> Bytes {
         let frame = self.frame();

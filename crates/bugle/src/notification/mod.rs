@@ -7,6 +7,7 @@
 //! Records are claimed before they are sent, so that of many processes one sends; a signal's id follows from its record,
 //! so that what was sent before a crash is recognised (NOTIF-075).
 
+mod cron;
 mod deliver;
 mod dispatch;
 mod inbox;
@@ -16,6 +17,7 @@ mod render;
 mod state;
 mod wake;
 
+pub use cron::{Cron, CronError};
 pub use dispatch::DispatchReport;
 pub(crate) use dispatch::run as dispatcher;
 pub use inbox::{InboxToolOptions, notification_inbox_tool, notification_inbox_tool_with};
@@ -316,7 +318,7 @@ impl Courier for Bugle {
         let agent = self.agent(agent_id)?;
         let mut sent = match mode {
             InputMode::Queue => agent.queue_signal(target, signal).await?,
-            _ => agent.send_signal(target, signal).await?,
+            InputMode::Steer => agent.send_signal(target, signal).await?,
         };
         let outcome = sent.accepted().await?;
         if outcome.action == Action::Persist {

@@ -9,10 +9,13 @@ use std::{
     time::Duration,
 };
 
+use indexmap::IndexMap;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::Cron;
 use crate::{
+    error::Error,
     id::{MessageId, ThreadKey},
     storage::{RecordClaim, RecordKey},
     time::Timestamp,
@@ -20,8 +23,13 @@ use crate::{
 
 /// How long a claim holds without renewal (NOTIF-075).
 pub(super) const CLAIM_TIME: Duration = Duration::from_secs(60);
-/// Threads of which is kept in mind that records wait for their run to end; the others are found by the safety poll.
+/// Records of which is kept in mind that they wait for a run to end, at most. Runs in other processes end unheard, so what
+/// waits for them stays: past the bound the half that has waited the longest is forgotten. Such records are delivered
+/// when they are due, at the next safety poll, instead of at once.
 const HELD_MAX: usize = 10_000;
+/// Slots of ingress summaries that are kept at most; past it those that nobody is using are forgotten. The next summary on
+/// such a thread then stands for itself instead of replacing one that no run has taken in.
+const SUMMARIES_MAX: usize = 10_000;
 
 /// Settings of notifications (NOTIF-070, `[notifications]` of `bugle.toml`).
 ///
@@ -42,6 +50,10 @@ pub struct NotificationOptions {
     /// How often is looked for what other processes may have left, while anything is due at all. Default: 60 s.
     #[builder(default = Duration::from_secs(60))]
     pub safety_poll: Duration,
+    /// The same in cron's words, as the reference has it (NOTIF-070): its shortest interval is taken in the place of
+    /// `safety_poll`. One that is wrong is refused when the runtime is built. Default: none.
+    #[builder(into)]
+    pub cron: Option<String>,
     /// After so many failures a record is given up (NOTIF-080). Default: 5.
     #[builder(default = 5)]
     pub max_attempts: u32,
@@ -57,6 +69,18 @@ pub struct NotificationOptions {
 impl Default for NotificationOptions {
     fn default() -> Self {
         Self::builder().build()
+    }
+}
+
+impl NotificationOptions {
+    /// With what `cron` says put in place.
+    pub(crate) fn checked(mut self) -> Result<Self, Error> {
+        if let Some(cron) = &self.cron {
+            let cron: Cron =
+                cron.parse().map_err(|error| Error::configuration(format!("notifications.dispatch.cron: {error}")))?;
+            self.safety_poll = cron.interval();
+        }
+        Ok(self)
     }
 }
 
@@ -88,8 +112,29 @@ pub(super) struct LastSummary {
 /// Records that wait for the run on their thread to end, and those for which it has.
 #[derive(Debug, Default)]
 struct Waiting {
-    held: HashMap<ThreadKey, HashSet<RecordKey>>,
+    /// Those that wait the longest come first, more or less.
+    held: IndexMap<ThreadKey, HashSet<RecordKey>>,
+    /// How many records are held.
+    count: usize,
     ended: HashSet<RecordKey>,
+}
+
+impl Waiting {
+    fn hold(&mut self, thread: &ThreadKey, key: RecordKey) {
+        if self.count >= HELD_MAX {
+            let half = self.held.len().div_ceil(2);
+            let forgotten: usize = self.held.drain(..half).map(|(_, keys)| keys.len()).sum();
+            self.count -= forgotten;
+        }
+        let is_new = self.held.entry(thread.clone()).or_default().insert(key);
+        self.count += usize::from(is_new);
+    }
+
+    fn take(&mut self, thread: &ThreadKey) -> Option<HashSet<RecordKey>> {
+        let keys = self.held.swap_remove(thread)?;
+        self.count -= keys.len();
+        Some(keys)
+    }
 }
 
 impl State {
@@ -125,8 +170,10 @@ impl State {
         }
         drop(summaries);
         let mut waiting = self.waiting.lock();
-        if let Some(keys) = waiting.held.remove(thread) {
-            waiting.ended.extend(keys);
+        if let Some(keys) = waiting.take(thread) {
+            // Where nobody makes passes, what has ended is due all the same.
+            let room = HELD_MAX.saturating_sub(waiting.ended.len());
+            waiting.ended.extend(keys.into_iter().take(room));
             drop(waiting);
             self.now.notify_one();
         }
@@ -134,20 +181,18 @@ impl State {
 
     /// The record waits for its thread to become idle. Called before the thread is looked at, so that no end is missed.
     pub(super) fn hold(&self, thread: &ThreadKey, key: RecordKey) {
-        let mut waiting = self.waiting.lock();
-        if waiting.held.len() < HELD_MAX || waiting.held.contains_key(thread) {
-            waiting.held.entry(thread.clone()).or_default().insert(key);
-        }
+        self.waiting.lock().hold(thread, key);
     }
 
     /// It does not wait after all.
     pub(super) fn let_go(&self, thread: &ThreadKey, key: &RecordKey) {
         let mut waiting = self.waiting.lock();
         if let Some(keys) = waiting.held.get_mut(thread) {
-            keys.remove(key);
+            let was_held = keys.remove(key);
             if keys.is_empty() {
-                waiting.held.remove(thread);
+                waiting.held.swap_remove(thread);
             }
+            waiting.count -= usize::from(was_held);
         }
         waiting.ended.remove(key);
     }
@@ -163,11 +208,72 @@ impl State {
     }
 
     pub(super) fn summary_slot(&self, agent_id: &str, thread: &ThreadKey) -> Arc<SummarySlot> {
-        self.summaries.lock().entry((agent_id.to_owned(), thread.clone())).or_default().clone()
+        let mut summaries = self.summaries.lock();
+        let key = (agent_id.to_owned(), thread.clone());
+        if summaries.len() >= SUMMARIES_MAX && !summaries.contains_key(&key) {
+            summaries.retain(|_, slot| Arc::strong_count(slot) > 1);
+        }
+        summaries.entry(key).or_default().clone()
     }
 
     /// A fresh claim.
     pub(super) fn claim(now: Timestamp) -> RecordClaim {
         RecordClaim { token: uuid::Uuid::new_v4().to_string(), now, until: now.plus(CLAIM_TIME) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: usize) -> RecordKey {
+        RecordKey { thread_id: format!("t{number}"), id: "n".into() }
+    }
+
+    fn thread(number: usize) -> ThreadKey {
+        ThreadKey::new("r", format!("t{number}"))
+    }
+
+    #[test]
+    fn notif_074_what_waits_for_runs_of_other_processes_is_bounded() {
+        let state = State::new(NotificationOptions::default());
+        for number in 0..5 * HELD_MAX {
+            state.hold(&thread(number), key(number));
+        }
+        let newest = 5 * HELD_MAX - 1;
+        {
+            let waiting = state.waiting.lock();
+            assert!(waiting.count <= HELD_MAX && waiting.count == waiting.held.len(), "{}", waiting.count);
+        }
+        state.thread_is_idle(&thread(newest));
+        state.thread_is_idle(&thread(0));
+        assert_eq!(state.take_ended(), [key(newest)], "the newest are known, the oldest are found when they are due");
+        // Of one thread there may be many, too.
+        for number in 0..2 * HELD_MAX {
+            state.hold(&thread(1), key(number));
+        }
+        assert!(state.waiting.lock().count <= HELD_MAX);
+        // Where no passes are made, the ended ones do not pile up.
+        for number in 0..3 * HELD_MAX {
+            state.hold(&thread(number), key(number));
+            state.thread_is_idle(&thread(number));
+        }
+        assert!(state.waiting.lock().ended.len() <= HELD_MAX);
+        state.let_go(&thread(1), &key(1));
+        let waiting = state.waiting.lock();
+        assert_eq!(waiting.count, waiting.held.values().map(HashSet::len).sum::<usize>());
+    }
+
+    #[test]
+    fn notif_043_slots_of_summaries_are_bounded() {
+        let state = State::new(NotificationOptions::default());
+        let used = state.summary_slot("a", &thread(0));
+        for number in 1..3 * SUMMARIES_MAX {
+            state.summary_slot("a", &thread(number));
+        }
+        assert!(state.summaries.lock().len() <= SUMMARIES_MAX);
+        assert!(Arc::ptr_eq(&used, &state.summary_slot("a", &thread(0))), "one that is used stays");
+        state.thread_is_idle(&thread(0));
+        assert!(!Arc::ptr_eq(&used, &state.summary_slot("a", &thread(0))));
     }
 }

@@ -5,13 +5,17 @@
 //! notifications, one for each subscription that matches.
 
 mod polling;
+mod tasks;
 mod tools;
 mod verify;
 mod webhook;
 
+pub use tasks::TaskSignals;
 pub use tools::subscription_tools;
 pub use verify::{Encoding, Scheme, Secret, Verifier, WebhookRequest};
-pub use webhook::{WebhookOptions, WebhookPreset, WebhookProvider};
+pub use webhook::{
+    WebhookOptions, WebhookPreset, WebhookProvider, webhook_subscribe_signal, webhook_unsubscribe_signal,
+};
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -110,9 +114,26 @@ pub trait SignalProvider: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Input processors for its agent, before its own.
+    /// Input processors for its agent, before its own (PROC-004).
     fn input_processors(&self) -> Vec<SharedProcessor> {
         Vec::new()
+    }
+
+    /// Output processors for its agent, before its own (PROC-004).
+    fn output_processors(&self) -> Vec<SharedProcessor> {
+        Vec::new()
+    }
+
+    /// Shapes the notification that one subscription gets of an event (PROV-006). `made` is what it is by default; its
+    /// thread, and the key that tells repeated deliveries apart (PROV-012), stay what they are.
+    fn notification(
+        &self,
+        event: &ProviderEvent,
+        subscription: &ProviderSubscription,
+        made: NewNotification,
+    ) -> NewNotification {
+        let _ = (event, subscription);
+        made
     }
 }
 
@@ -153,7 +174,14 @@ pub struct ProviderEvent {
 impl ProviderEvent {
     /// The notification for one subscription. What comes from outside is made to fit: blank texts and unknown priorities
     /// give way to defaults, and of a payload that is too large its size is told.
-    fn notification(&self, provider: &str, subscription: &ProviderSubscription) -> NewNotification {
+    fn notification(&self, provider: &dyn SignalProvider, subscription: &ProviderSubscription) -> NewNotification {
+        let made = self.plain_notification(provider.id(), subscription);
+        let (thread, key, window) = (made.thread.clone(), made.dedupe_key.clone(), made.dedupe_window);
+        let shaped = provider.notification(self, subscription, made);
+        NewNotification { thread, dedupe_key: key, dedupe_window: window, ..shaped }
+    }
+
+    fn plain_notification(&self, provider: &str, subscription: &ProviderSubscription) -> NewNotification {
         let thread = ThreadKey::new(subscription.resource_id.as_str(), subscription.thread_id.as_str());
         let source = or_else(&self.source, || provider.to_owned());
         let kind = or_else(&self.kind, || "event".to_owned());
@@ -387,7 +415,7 @@ impl Bugle {
             if found.is_empty() {
                 continue;
             }
-            let new = found.iter().map(|subscription| event.notification(provider_id, subscription)).collect();
+            let new = found.iter().map(|subscription| event.notification(&***provider, subscription)).collect();
             let accepted = async { self.agent(agent_id)?.accept_notifications(new).await }.await;
             match accepted {
                 Ok(accepted) => {

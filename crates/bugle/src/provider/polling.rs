@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Polled, ProviderContext, SharedProvider, is_invalid};
+use super::{Polled, ProviderContext, SharedProvider, SignalProvider, is_invalid};
 use crate::{
     error::Error,
     runtime::{Bugle, Inner},
@@ -89,7 +89,7 @@ async fn poll(context: &ProviderContext, provider: &SharedProvider, interval: Du
     for subscription in &held {
         let of_it = found.iter().find(|polled| polled.subscription_id == subscription.id);
         let told = match of_it {
-            Some(polled) => tell(context, provider.id(), subscription, polled).await,
+            Some(polled) => tell(context, &**provider, subscription, polled).await,
             None => Ok(()),
         };
         // What could not be stored is found again by the next poll.
@@ -104,12 +104,12 @@ async fn poll(context: &ProviderContext, provider: &SharedProvider, interval: Du
 
 async fn tell(
     context: &ProviderContext,
-    provider_id: &str,
+    provider: &dyn SignalProvider,
     subscription: &ProviderSubscription,
     polled: &Polled,
 ) -> Result<(), Error> {
     let agent = context.bugle.agent(&context.agent_id)?;
-    let new: Vec<_> = polled.events.iter().map(|event| event.notification(provider_id, subscription)).collect();
+    let new: Vec<_> = polled.events.iter().map(|event| event.notification(provider, subscription)).collect();
     match agent.accept_notifications(new.clone()).await {
         // Nothing is stored by then. What makes no notification is left out, else it would be found for ever.
         Err(error) if is_invalid(&error) => {}
@@ -118,7 +118,7 @@ async fn tell(
     for one in new {
         match agent.accept_notifications(vec![one]).await {
             Err(error) if is_invalid(&error) => {
-                tracing::error!(provider = provider_id, %error, "what a poll has found makes no notification");
+                tracing::error!(provider = provider.id(), %error, "what a poll has found makes no notification");
             }
             accepted => drop(accepted?),
         }

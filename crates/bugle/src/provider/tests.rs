@@ -176,7 +176,6 @@ fn prov_006_plain_json_is_read_where_the_options_say() {
     let event = of(&provider, json!({"service": {"name": ["a", "b", "a"]}, "event": "down", "text": "A is down"}));
     assert_eq!(event.external_resource_ids, ["a", "b"]);
     assert_eq!((event.kind.as_str(), event.summary.as_str(), event.priority.as_str()), ("down", "A is down", "urgent"));
-    assert_eq!(event.coalesce_key.as_deref(), Some("deploys:a"));
     assert!(event.delivery_id.starts_with("sha256-"), "PROV-012: the body's hash");
     let plain = WebhookProvider::new(WebhookOptions::builder().id("any").build());
     let event = of(&plain, json!({"resource": "x"}));
@@ -298,7 +297,8 @@ async fn prov_013_what_is_too_large_or_blank_is_made_to_fit() {
     assert_eq!((event.kind.as_str(), event.summary.as_str()), ("webhook-event", "webhook-event from any: x"));
     let held = world.bugle.provider_subscriptions().list(&SubscriptionQuery::default()).await.unwrap();
     let bare = ProviderEvent { source: " ".into(), kind: String::new(), summary: "\n".into(), ..event };
-    let told = bare.notification("any", &held[0]);
+    let any = WebhookProvider::new(WebhookOptions::builder().id("any").build());
+    let told = bare.notification(&any, &held[0]);
     assert_eq!((&*told.source, &*told.kind, &*told.summary), ("any", "event", "event from any"));
 }
 
@@ -580,3 +580,5 @@ async fn prov_005_a_provider_tells_its_agent_and_nobody_else() {
     assert!(matches!(stranger.notify(event).await, Err(Error::UnknownAgent(id)) if id == "gone"));
     assert_eq!(world.records().await.len(), 1);
 }
+
+mod parts;

@@ -8,7 +8,40 @@ use sha2::{Digest, Sha256};
 use super::{
     ProviderError, ProviderEvent, Scheme, Secret, SignalProvider, Verifier, WebhookRequest, subscription_tools,
 };
-use crate::{json::Object, storage::ProviderSubscription, tool::Tool};
+use crate::{
+    json::{Object, json},
+    notification::NewNotification,
+    signal::{Contents, SignalInput},
+    storage::ProviderSubscription,
+    tool::Tool,
+};
+
+/// The id of a webhook provider that has been given none (PROV-006).
+const DEFAULT_ID: &str = "webhook-signals";
+
+/// A signal that says a thread now follows `resource` (PROV-006): type `reactive`, tag `webhook-subscribe`. Nothing but the
+/// model reads it; [`Bugle::subscribe_provider`](crate::Bugle::subscribe_provider) subscribes.
+///
+/// ```
+/// let signal = bugle::provider::webhook_subscribe_signal("acme/app");
+/// assert_eq!(signal.tag_name.as_deref(), Some("webhook-subscribe"));
+/// ```
+pub fn webhook_subscribe_signal(resource: &str) -> SignalInput {
+    about("webhook-subscribe", resource, format!("Events of {resource} arrive as notifications from now on."))
+}
+
+/// A signal that says a thread follows `resource` no more (PROV-006): type `reactive`, tag `webhook-unsubscribe`.
+pub fn webhook_unsubscribe_signal(resource: &str) -> SignalInput {
+    about("webhook-unsubscribe", resource, format!("Events of {resource} arrive no more."))
+}
+
+fn about(tag: &str, resource: &str, text: String) -> SignalInput {
+    SignalInput {
+        tag_name: Some(tag.to_owned()),
+        attributes: Some([("resource".to_owned(), json!(resource))].into_iter().collect()),
+        ..SignalInput::new("reactive", Contents::Text(text))
+    }
+}
 
 /// How a sender signs, and what its bodies look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,8 +58,8 @@ pub enum WebhookPreset {
 /// A webhook (`[[webhooks]]` of `bugle.toml`).
 #[derive(Debug, Clone, bon::Builder)]
 pub struct WebhookOptions {
-    /// Names it: its address is `/api/signals/<id>/webhook`.
-    #[builder(into)]
+    /// Names it: its address is `/api/signals/<id>/webhook`. Default: `webhook-signals`.
+    #[builder(into, default = DEFAULT_ID)]
     pub id: String,
     /// Default: generic JSON.
     #[builder(default)]
@@ -112,7 +145,7 @@ impl WebhookProvider {
             payload: Some(body),
             delivery_id,
             repetition_key,
-            coalesce_key: external_resource_ids.first().map(|first| format!("{}:{first}", self.options.id)),
+            coalesce_key: None,
             attributes: None,
             external_resource_ids,
         }
@@ -276,6 +309,20 @@ impl SignalProvider for WebhookProvider {
 
     fn fixed_subscriptions(&self) -> &[ProviderSubscription] {
         &self.options.subscriptions
+    }
+
+    /// What several pending events say of one thing is one notification, except from GitHub, whose events differ.
+    fn notification(
+        &self,
+        _: &ProviderEvent,
+        subscription: &ProviderSubscription,
+        made: NewNotification,
+    ) -> NewNotification {
+        let coalesce_key = match self.options.preset {
+            WebhookPreset::GitHub => None,
+            _ => Some(format!("{}:{}", self.options.id, subscription.external_resource_id)),
+        };
+        NewNotification { coalesce_key, ..made }
     }
 
     fn tools(&self) -> Vec<Tool> {

@@ -16,10 +16,7 @@ use crate::{
     memory::strip_working_memory,
     message::StoredMessage,
     runtime::Inner,
-    storage::{
-        Commit, Committed, InboxEntry, NewThread, ParkedRun, RunChange, RunRecord, RunStatus, SharedStorage,
-        StorageError,
-    },
+    storage::{Commit, Committed, InboxEntry, NewThread, ParkedRun, RunChange, RunRecord, SharedStorage, StorageError},
     thread::ThreadLink,
     time::SharedClock,
 };
@@ -164,7 +161,6 @@ impl Committer {
             run_id: self.run_id.clone(),
             thread: target.thread.clone(),
             agent_id: self.agent_id.clone(),
-            status: RunStatus::Running,
             snapshot: serde_json::to_value(snapshot).unwrap_or(Value::Null),
             updated_at: target.clock.now(),
         }

@@ -189,7 +189,7 @@ impl DirectChunk {
     /// The chunk, copied only if others read it too.
     pub(crate) fn into_chunk(self) -> Chunk {
         match self {
-            Self::Shared(chunk) => chunk.chunk.clone(),
+            Self::Shared(chunk) => Arc::try_unwrap(chunk).map_or_else(|held| held.chunk.clone(), |own| own.chunk),
             Self::Own(chunk) => *chunk,
         }
     }

@@ -80,6 +80,7 @@ pub struct SuspendedRun {
     /// The run.
     pub run_id: RunId,
     /// Always `suspended`.
+    #[serde(default)]
     pub status: SuspendedStatus,
     /// Its thread.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -109,6 +110,7 @@ pub struct SuspendedCall {
     /// The call.
     pub tool_call_id: String,
     /// The tool that a person is asked about.
+    #[serde(default)]
     pub tool_name: String,
     /// Its arguments; left out for suspensions, as the reference does.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -101,7 +101,7 @@ impl BugleBuilder {
     /// The runtime. Takes up what an earlier process left unfinished, here and every lease time (SIG-502).
     ///
     /// # Errors
-    /// [`Error::Configuration`] if two agents have one id, [`Error::Storage`] if the store cannot be read.
+    /// [`Error::Configuration`] if two agents have one id, or for a wrong cron expression (NOTIF-070); [`Error::Storage`] if the store cannot be read.
     pub async fn build(self) -> Result<Bugle, Error> {
         let mut ids = std::collections::HashSet::new();
         for agent in self.agents.values() {
@@ -117,6 +117,7 @@ impl BugleBuilder {
             let message = format!("provider {} is for agent {unknown}, which is not there", provider.id());
             return Err(Error::configuration(message));
         }
+        let notifications = self.notifications.checked()?;
         let inner = Arc::new(Inner {
             providers: Providers::of(self.agents.values(), self.providers),
             agents: self.agents,
@@ -125,7 +126,7 @@ impl BugleBuilder {
             hub: Hub::default(),
             suspended_ttl: self.suspended_ttl.unwrap_or(SUSPENDED_TTL),
             lease_ttl: self.lease_ttl.unwrap_or(Duration::from_secs(15)).max(Duration::from_millis(30)),
-            notifications: notification::State::new(self.notifications),
+            notifications: notification::State::new(notifications),
             lane_locks: Default::default(),
             draining: std::sync::atomic::AtomicBool::new(false),
             swept: parking_lot::Mutex::default(),

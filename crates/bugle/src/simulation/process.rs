@@ -19,7 +19,7 @@ use crate::{
     signal::Contents,
     storage::{
         Accept, Accepted, Commit, EntryOutcome, InboxEnd, InboxEntry, InputMode, Lease, LeaseClaim, Left, NewThread,
-        ParkedQuery, RunRecord, RunStatus, Storage, StorageError,
+        ParkedQuery, RunRecord, Storage, StorageError,
     },
     thread::{
         input::{Input, Routed, Send, Ticket},
@@ -629,8 +629,7 @@ impl World {
 
     fn found(&mut self, entries: Vec<InboxEntry>, runs: Vec<RunRecord>, leased: bool) {
         let inputs = entries.into_iter().map(Input::of_journal);
-        let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
-        let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
+        let runs = runs.into_iter().map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
         let event = ThreadEvent::Recovered { inputs: inputs.collect(), runs: runs.collect(), leased };
         self.feed(event);
     }

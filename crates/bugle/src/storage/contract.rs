@@ -87,15 +87,15 @@ where
         inbox::ruling_25_acceptance_takes_the_lease,
         inbox::sig_502_unfinished_work_is_found,
         inbox::sig_170_overlapping_acceptances_keep_their_order,
-        notifications::notif_110_records_are_stored_listed_and_updated,
-        notifications::notif_031_records_of_one_key_merge,
+        notifications::notif_004_110_111_records_are_stored_listed_and_updated,
+        notifications::notif_030_031_033_records_of_one_key_merge,
         notifications::notif_035_parallel_records_of_one_key_are_one,
         notifications::notif_060_due_records_come_in_order,
         notifications::notif_075_claims_have_one_holder,
         notifications::notif_075_parallel_claims_take_each_record_once,
         notifications::notif_097_pages_follow_a_cursor_and_113_searches_are_literal,
         notifications::ruling_33_a_rollback_makes_notifications_pending_again,
-        notifications::prov_014_subscriptions_are_kept_and_polled_by_one,
+        notifications::prov_003_014_subscriptions_are_kept_and_polled_by_one,
     ];
     run(checks, factory).await;
 }

@@ -21,8 +21,6 @@ pub enum InputMode {
     Steer,
     /// Waits for a run of its own.
     Queue,
-    /// Is stored and seen by later runs only (ruling 32).
-    Persist,
 }
 
 /// One accepted input that is still to be placed (SIG-500).
@@ -249,20 +247,8 @@ pub struct RunRecord {
     pub thread: ThreadKey,
     /// Its agent.
     pub agent_id: String,
-    /// Whether it works or waits for a person.
-    pub status: RunStatus,
     /// The serialised `run::RunSnapshot`.
     pub snapshot: Value,
     /// When it was last written.
     pub updated_at: Timestamp,
-}
-
-/// Whether a run works or waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RunStatus {
-    /// At work; its process may have died since.
-    Running,
-    /// Parked, waiting for an approval or resume data.
-    Suspended,
 }

@@ -22,6 +22,16 @@ pub trait ProviderSubscriptions: fmt::Debug + Send + Sync {
     /// The subscriptions that the query selects, oldest first.
     async fn list(&self, query: &SubscriptionQuery) -> Result<Vec<ProviderSubscription>, StorageError>;
 
+    /// How many subscriptions the query selects (PROV-003).
+    async fn count_subscriptions(&self, query: &SubscriptionQuery) -> Result<usize, StorageError> {
+        Ok(self.list(query).await?.len())
+    }
+
+    /// Whether there is one that the query selects (PROV-003).
+    async fn has_subscription(&self, query: &SubscriptionQuery) -> Result<bool, StorageError> {
+        Ok(self.count_subscriptions(query).await? > 0)
+    }
+
     /// Takes the enabled subscriptions of a provider that nobody else polls, until `until` (PROV-014).
     async fn claim_polls(
         &self,

@@ -56,7 +56,8 @@ impl SubAgent for Agent {
             tracing::error!(%error, thread = %thread, "the thread of a delegation could not be made");
         }
         let shared = RunShared::under(task.run_id.clone(), &task.abort);
-        let log = Arc::new(StreamLog::default());
+        let log = if task.streaming { StreamLog::for_one_reader() } else { StreamLog::for_nobody() };
+        let log = Arc::new(log);
         let mut chunks = LogReader::new(log.clone(), shared.clone(), 0);
         let (sender, output) = oneshot::channel();
         let kind = match &task.resume {

@@ -26,9 +26,26 @@ const LOG_BYTES: usize = 8 * 1024 * 1024;
 /// What is kept of runs that have ended, for those who reconnect: some five thousand short deltas.
 const ENDED_BYTES: usize = 4 * 1024 * 1024;
 
+/// A run that has one reader waits when this many of its chunks, or bytes, are unread (SUB-157).
+const UNREAD_CHUNKS: usize = 1024;
+const UNREAD_BYTES: usize = 1024 * 1024;
+
+/// Who reads a log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Readers {
+    /// Anybody, from any place; the newest chunks are kept.
+    #[default]
+    Any,
+    /// One reader: what it has read is gone, and who writes waits for it.
+    One,
+    /// Nobody: the newest chunk is kept.
+    Nobody,
+}
+
 /// The log.
 #[derive(Debug, Default)]
 pub(crate) struct StreamLog {
+    readers: Readers,
     state: Mutex<State>,
     changed: Notify,
 }
@@ -121,6 +138,26 @@ impl State {
         }
     }
 
+    /// Of a run that has ended the chunks stay, for those who reconnect; their frames, which few of them will ask for, are
+    /// encoded again for the first who does.
+    fn forget_frames(&mut self, first: u64) {
+        let front = self.front();
+        let from = usize::try_from(first.saturating_sub(front)).unwrap_or(usize::MAX).min(self.entries.len());
+        for entry in self.entries.range_mut(from..) {
+            // One that somebody is just reading keeps it.
+            if let Some(chunk) = Arc::get_mut(&mut entry.chunk) {
+                chunk.forget_frame();
+            }
+        }
+    }
+
+    /// Drops what its only reader has read.
+    fn drop_before(&mut self, cursor: u64) {
+        while let Some(front) = self.entries.pop_front_if(|front| front.seq < cursor) {
+            self.bytes -= front.size;
+        }
+    }
+
     fn trim(&mut self) {
         let first_of_run = self.active.as_ref().map_or(u64::MAX, |active| active.first);
         // The newest stays however large it is: a run's last chunk is never lost.
@@ -138,6 +175,30 @@ impl State {
 }
 
 impl StreamLog {
+    /// The log of a run that one reader passes on: it keeps nothing that was read, and [`Self::room`] waits for the
+    /// reader (SUB-157).
+    pub(crate) fn for_one_reader() -> Self {
+        Self { readers: Readers::One, ..Self::default() }
+    }
+
+    /// The log of a run that nobody watches: it keeps the newest chunk only.
+    pub(crate) fn for_nobody() -> Self {
+        Self { readers: Readers::Nobody, ..Self::default() }
+    }
+
+    /// Returns once its only reader is not too far behind; at once if it has no such reader. Cancel-safe.
+    pub(crate) async fn room(&self) {
+        if self.readers != Readers::One {
+            return;
+        }
+        self.changed(|| {
+            let state = self.state.lock();
+            let has_room = state.entries.len() < UNREAD_CHUNKS && state.bytes < UNREAD_BYTES;
+            (has_room || state.closed).then_some(())
+        })
+        .await;
+    }
+
     /// A new owner's epoch begins; chunk numbers start anew in it. `last` is the last event before it, if nothing came
     /// after that.
     pub(crate) fn begin_epoch(&self, epoch: u64, last: Option<EventId>) {
@@ -162,7 +223,10 @@ impl StreamLog {
     pub(crate) fn push(&self, chunk: Chunk) {
         let mut state = self.state.lock();
         let ends_step = matches!(chunk.payload(), Some(Payload::StepFinish(_)));
-        state.push(chunk);
+        let seq = state.push(chunk);
+        if self.readers == Readers::Nobody {
+            state.drop_before(seq);
+        }
         if ends_step {
             state.show_held();
         }
@@ -191,8 +255,8 @@ impl StreamLog {
         };
         let first = run.end.set(End { last_seq, direct: end });
         debug_assert!(first.is_ok(), "a run ends once");
-        if state.active.as_ref().is_some_and(|active| active.run_id == run.run_id) {
-            state.active = None;
+        if let Some(active) = state.active.take_if(|active| active.run_id == run.run_id) {
+            state.forget_frames(active.first);
             state.show_held();
         }
         state.trim();
@@ -308,7 +372,15 @@ impl StreamLog {
 
     /// The chunk at `cursor`, which moves on. `Lost` tells how many were dropped before it could be read.
     pub(crate) fn read(&self, cursor: &mut u64) -> Read {
-        self.state.lock().read(cursor)
+        let mut state = self.state.lock();
+        let read = state.read(cursor);
+        // A look that finds nothing wakes nobody, least of all itself.
+        if self.readers == Readers::One && state.front() < *cursor {
+            state.drop_before(*cursor);
+            drop(state);
+            self.changed.notify_waiters();
+        }
+        read
     }
 
     /// The same for a reader that may lag behind by so much; `None` if it lags further.
@@ -537,6 +609,72 @@ mod tests {
         chunk::{ChunkBody, ErrorInfo, ToolCallPayload},
         json::json,
     };
+
+    fn delta(run: &RunId, text: &str) -> Chunk {
+        Chunk::agent(run, Payload::TextDelta { id: "t".into(), text: text.into(), provider_metadata: None })
+    }
+
+    #[tokio::test]
+    async fn sub_157_what_the_only_reader_has_read_is_gone_and_the_writer_waits_for_it() {
+        use futures::FutureExt as _;
+        let (log, run) = (Arc::new(StreamLog::for_one_reader()), RunId::from("r"));
+        let mut reader = LogReader::new(log.clone(), RunShared::new(run.clone()), 0);
+        for _ in 0..UNREAD_CHUNKS {
+            assert!(log.room().now_or_never().is_some());
+            log.push(delta(&run, "x"));
+        }
+        assert!(log.room().now_or_never().is_none(), "the reader is that far behind");
+        let mut waiting = Box::pin(log.room());
+        assert!(waiting.as_mut().now_or_never().is_none());
+        let first = reader.try_next_direct().unwrap();
+        waiting.await;
+        let DirectChunk::Shared(shared) = &first else { panic!("{first:?}") };
+        assert_eq!(Arc::strong_count(shared), 1, "nobody else has it, so passing it on copies nothing");
+        while reader.try_next_direct().is_some() {}
+        let state = log.state.lock();
+        assert_eq!((state.entries.len(), state.bytes), (0, 0));
+        drop(state);
+        // Large chunks count by their bytes.
+        let long = "x".repeat(300 * 1024);
+        for _ in 0..4 {
+            log.push(delta(&run, &long));
+        }
+        assert!(log.room().now_or_never().is_none());
+        assert!(StreamLog::default().room().now_or_never().is_some(), "subscribers slow nobody");
+    }
+
+    #[test]
+    fn ruling_21_a_run_that_has_ended_is_replayed_byte_for_byte_without_its_frames_being_kept() {
+        let (log, run) = (StreamLog::default(), RunId::from("r"));
+        log.begin_epoch(3, None);
+        log.begin_run(&run);
+        for number in 0..50 {
+            log.push(delta(&run, &format!("word {number} ")));
+        }
+        let read = |mut cursor: u64| {
+            let mut frames = Vec::new();
+            while let Read::Chunk(chunk) = log.read(&mut cursor) {
+                frames.push((chunk.id, chunk.frame()));
+            }
+            frames
+        };
+        let live = read(0);
+        log.end_run(&RunShared::new(run), None, DirectEnd::default());
+        let kept = |state: &State| state.entries.iter().filter(|entry| entry.chunk.is_encoded()).count();
+        assert_eq!(kept(&log.state.lock()), 0);
+        let from = log.after(live[9].0, None).unwrap();
+        assert_eq!(read(from), live[10..], "by event id, nothing more and nothing less");
+    }
+
+    #[test]
+    fn sub_157_a_run_that_nobody_watches_keeps_its_newest_chunk_only() {
+        let (log, run) = (StreamLog::for_nobody(), RunId::from("r"));
+        for _ in 0..100 {
+            log.push(delta(&run, "x"));
+        }
+        let state = log.state.lock();
+        assert_eq!((state.entries.len(), state.number), (1, 100));
+    }
 
     fn held(chunks: impl IntoIterator<Item = ChunkBody>) -> (usize, usize) {
         let log = StreamLog::default();

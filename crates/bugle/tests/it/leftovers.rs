@@ -11,7 +11,7 @@ use bugle::{
     runtime::{ActiveBehavior, CancelSelector, EditInput, IdleBehavior, Message, PromoteTo},
     storage::{
         Accept, Commit, InboxEntry, InputMode, Lease, LeaseClaim, MemoryStorage, NewThread, RunChange, RunRecord,
-        RunStatus, SharedStorage, StorageError,
+        SharedStorage, StorageError,
     },
 };
 
@@ -50,7 +50,6 @@ async fn left(agent_id: &str, snapshot: Value) -> SharedStorage {
         run_id: "left".into(),
         thread: thread.clone(),
         agent_id: agent_id.into(),
-        status: RunStatus::Running,
         snapshot,
         updated_at: Default::default(),
     });

@@ -28,7 +28,8 @@ pub enum CostScope {
 }
 
 /// Counts what responses cost and refuses the next request when the limit of the window is reached. Counted in this
-/// process; a restart forgets.
+/// process; a restart forgets. It keeps 10,000 accounts and about a thousand entries for each; past that, accounts that have
+/// spent the least are forgotten.
 ///
 /// ```
 /// use std::time::Duration;
@@ -43,11 +44,22 @@ pub struct TokenCostControl {
     scope: CostScope,
     per_input: f64,
     per_output: f64,
-    spent: Mutex<HashMap<String, VecDeque<(Timestamp, f64)>>>,
+    spent: Mutex<HashMap<String, VecDeque<Spent>>>,
 }
 
-/// More accounts than this are swept of those that have spent nothing within the window.
+/// What was spent from one moment to another.
+#[derive(Debug)]
+struct Spent {
+    since: Timestamp,
+    until: Timestamp,
+    cost: f64,
+}
+
+/// Accounts that are kept at most. Past it those that have spent nothing within the window are forgotten, and if that is
+/// not enough, the half of them that has spent the least.
 const ACCOUNTS_MAX: usize = 10_000;
+/// Parts of a window that are told apart: what was spent in one of them counts until the last of it is a window ago.
+const PARTS: u32 = 1024;
 
 impl TokenCostControl {
     /// A limit in tokens.
@@ -88,22 +100,52 @@ impl TokenCostControl {
     fn spent(&self, account: &str, now: Timestamp) -> f64 {
         let mut spent = self.spent.lock();
         let Some(entries) = spent.get_mut(account) else { return 0.0 };
-        while entries.front().is_some_and(|(at, _)| at.plus(self.window) <= now) {
+        while entries.front().is_some_and(|entry| self.is_over(entry, now)) {
             entries.pop_front();
         }
-        entries.iter().map(|(_, cost)| cost).sum()
+        entries.iter().map(|entry| entry.cost).sum()
+    }
+
+    fn is_over(&self, entry: &Spent, now: Timestamp) -> bool {
+        entry.until.plus(self.window) <= now
     }
 
     fn add(&self, account: String, now: Timestamp, cost: f64) {
         let mut spent = self.spent.lock();
-        if spent.len() >= ACCOUNTS_MAX {
-            spent.retain(|_, entries| entries.back().is_some_and(|(at, _)| at.plus(self.window) > now));
+        if spent.len() >= ACCOUNTS_MAX && !spent.contains_key(&account) {
+            self.make_room(&mut spent, now);
         }
         let entries = spent.entry(account).or_default();
-        // Entries of one second are one.
+        while entries.front().is_some_and(|entry| self.is_over(entry, now)) {
+            entries.pop_front();
+        }
+        let part = (self.window / PARTS).max(Duration::from_secs(1));
         match entries.back_mut() {
-            Some((at, held)) if at.plus(Duration::from_secs(1)) > now => *held += cost,
-            _ => entries.push_back((now, cost)),
+            Some(last) if last.since.plus(part) > now => {
+                last.until = now;
+                last.cost += cost;
+            }
+            _ => entries.push_back(Spent { since: now, until: now, cost }),
+        }
+    }
+
+    fn make_room(&self, spent: &mut HashMap<String, VecDeque<Spent>>, now: Timestamp) {
+        spent.retain(|_, entries| entries.back().is_some_and(|last| !self.is_over(last, now)));
+        if spent.len() < ACCOUNTS_MAX {
+            return;
+        }
+        let mut totals: Vec<(f64, String)> = spent
+            .iter()
+            .map(|(account, entries)| (entries.iter().map(|entry| entry.cost).sum(), account.clone()))
+            .collect();
+        totals.sort_by(|a, b| a.0.total_cmp(&b.0));
+        totals.truncate(ACCOUNTS_MAX / 2);
+        tracing::warn!(
+            forgotten = totals.len(),
+            "more accounts than can be kept; those that spent the least are forgotten"
+        );
+        for (_, account) in totals {
+            spent.remove(&account);
         }
     }
 }
@@ -141,5 +183,38 @@ impl Processor for TokenCostControl {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_of_spending_is_bounded() {
+        let day = Duration::from_secs(86_400);
+        let control = TokenCostControl::tokens(u64::MAX, day);
+        let at = |seconds: i64| Timestamp::from_millis(seconds * 1000);
+        for second in 0..2 * 86_400 {
+            control.add("busy".into(), at(second), 1.0);
+        }
+        let entries = control.spent.lock()["busy"].len();
+        assert!(entries <= PARTS as usize + 2, "{entries}");
+        let counted = control.spent("busy", at(2 * 86_400));
+        assert!((86_400.0..=86_400.0 + 100.0).contains(&counted), "never less than was spent in a day: {counted}");
+        // The greatest spenders are not forgotten for the crowd.
+        control.add("greedy".into(), at(2 * 86_400), 1e6);
+        for number in 0..3 * ACCOUNTS_MAX {
+            control.add(format!("one-{number}"), at(2 * 86_400), 1.0);
+        }
+        assert!(control.spent.lock().len() <= ACCOUNTS_MAX);
+        assert_eq!(control.spent("greedy", at(2 * 86_400)) as u64, 1_000_000);
+        // A window later they give way to others.
+        control.add("late".into(), at(4 * 86_400), 1.0);
+        let filled = control.spent.lock().len();
+        for number in 0..=ACCOUNTS_MAX - filled {
+            control.add(format!("new-{number}"), at(4 * 86_400), 1.0);
+        }
+        assert!(!control.spent.lock().contains_key("greedy"));
     }
 }

@@ -157,11 +157,20 @@ impl Driver {
                     None => std::future::pending().await,
                 }
             };
+            // A run that is passed on waits for its reader (SUB-157); what stops it is heard meanwhile.
+            let log = &self.log;
             let request = async {
                 match &mut self.request {
-                    Some(request) => request.next().await,
+                    Some(request) => {
+                        log.room().await;
+                        request.next().await
+                    }
                     None => std::future::pending().await,
                 }
+            };
+            let written = async {
+                log.room().await;
+                self.written.recv().await
             };
             tokio::select! {
                 biased;
@@ -178,7 +187,7 @@ impl Driver {
                 }
                 () = at(tool_deadline), if tool_deadline.is_some() => self.let_tools_go(&mut events),
                 () = nudged => events.push_back(RunEvent::InputWaits),
-                Some(written) = self.written.recv() => {
+                Some(written) = written => {
                     if self.show_written(written, &mut events).await.is_err() {
                         return None;
                     }

@@ -9,7 +9,7 @@ use crate::{
     id::ThreadKey,
     storage::{
         Accept, Commit, EntryOutcome, InboxEnd, InboxEntry, Lease, LeaseClaim, Left, NewThread, RunChange, RunRecord,
-        RunStatus, SharedStorage, StorageError,
+        SharedStorage, StorageError,
     },
 };
 
@@ -31,12 +31,11 @@ fn claim(owner: &str, ttl_secs: u64) -> LeaseClaim {
     LeaseClaim::new(owner, Duration::from_secs(ttl_secs))
 }
 
-fn run(id: &str, status: RunStatus) -> RunRecord {
+fn run(id: &str) -> RunRecord {
     RunRecord {
         run_id: id.into(),
         thread: key(),
         agent_id: "helper".into(),
-        status,
         snapshot: json!({"step": 1, "text": "a\u{0}b"}),
         updated_at: at(3),
     }
@@ -278,7 +277,7 @@ pub(super) async fn commits_are_whole_or_nothing(store: SharedStorage) -> Checke
         messages: vec![message("s1", 1), message("theirs", 2)],
         removed: message_ids(&["mine", "theirs"]),
         returned: vec![entry("s0")],
-        run: RunChange::Save(run("r1", RunStatus::Running)),
+        run: RunChange::Save(run("r1")),
         ..commit(7)
     };
     let answer = store.commit(bad).await;
@@ -319,14 +318,14 @@ pub(super) async fn commits_create_their_thread(store: SharedStorage) -> Checked
 pub(super) async fn run_records_live_until_the_run_ends(store: SharedStorage) -> Checked {
     with_thread(&*store).await?;
     let save = |record: &RunRecord| Commit { run: RunChange::Save(record.clone()), ..commit(2) };
-    let first = run("r1", RunStatus::Running);
-    let second = run("r2", RunStatus::Suspended);
+    let first = run("r1");
+    let second = run("r2");
     store.commit(save(&first)).await?;
     store.commit(save(&second)).await?;
-    let parked = RunRecord { snapshot: json!({"step": 2}), updated_at: at(9), ..run("r1", RunStatus::Suspended) };
-    store.commit(save(&parked)).await?;
-    assert_eq!(store.get_run(&"r1".into()).await?, Some(parked.clone()), "decision 3: replaced");
-    assert_eq!(store.runs(&key()).await?, [parked, second.clone()]);
+    let later = RunRecord { snapshot: json!({"step": 2}), updated_at: at(9), ..run("r1") };
+    store.commit(save(&later)).await?;
+    assert_eq!(store.get_run(&"r1".into()).await?, Some(later.clone()), "decision 3: replaced");
+    assert_eq!(store.runs(&key()).await?, [later, second.clone()]);
     assert_eq!(store.runs(&ThreadKey::new("ann", "t9")).await?, []);
     assert_eq!(store.last_event(&key()).await?, None);
     store.commit(Commit { run: RunChange::End { run_id: "r1".into(), last_event: 41 }, ..commit(2) }).await?;
@@ -338,7 +337,7 @@ pub(super) async fn run_records_live_until_the_run_ends(store: SharedStorage) ->
 
 pub(super) async fn r1_a_run_record_belongs_to_its_thread(store: SharedStorage) -> Checked {
     with_thread(&*store).await?;
-    let mine = run("r1", RunStatus::Suspended);
+    let mine = run("r1");
     store.commit(Commit { run: RunChange::Save(mine.clone()), ..commit(2) }).await?;
     let other = ThreadKey::new("bob", "t2");
     let theirs = RunRecord { thread: other.clone(), snapshot: json!({"stolen": true}), ..mine.clone() };
@@ -362,7 +361,6 @@ pub(super) async fn r11_a_thread_at_work_is_not_transferred(store: SharedStorage
         run_id: "r1".into(),
         thread: key(),
         agent_id: "helper".into(),
-        status: RunStatus::Suspended,
         snapshot: json!({}),
         updated_at: at(1),
     };
@@ -445,10 +443,10 @@ pub(super) async fn sig_405_the_lease_goes_with_the_last_commit_if_nothing_waits
         release: Some("a".into()),
         ..commit(epoch)
     };
-    store.commit(Commit { run: RunChange::Save(run("r1", RunStatus::Running)), ..commit(epoch) }).await?;
+    store.commit(Commit { run: RunChange::Save(run("r1")), ..commit(epoch) }).await?;
     assert!(!store.commit(end("s1")).await?.released, "s2 waits");
     assert_eq!(store.acquire_lease(&key(), &claim("b", 60)).await?, Lease::HeldBy { owner: "a".into() });
-    store.commit(Commit { run: RunChange::Save(run("r2", RunStatus::Running)), ..commit(epoch) }).await?;
+    store.commit(Commit { run: RunChange::Save(run("r2")), ..commit(epoch) }).await?;
     assert!(!store.commit(end("s2")).await?.released, "a run is on record");
     let end = Commit { run: RunChange::End { run_id: "r2".into(), last_event: 12 }, ..end("s2") };
     let others = Commit { release: Some("b".into()), ..end.clone() };
@@ -478,7 +476,7 @@ pub(super) async fn sig_502_a_new_owner_is_told_what_was_left(store: SharedStora
     assert_eq!(second.left, Left::default(), "who has kept the thread knows: {second:?}");
     let ended = Commit { run: RunChange::End { run_id: "r0".into(), last_event: 7 }, ..commit(epoch) };
     store.commit(ended).await?;
-    store.commit(Commit { run: RunChange::Save(run("r1", RunStatus::Running)), ..commit(epoch) }).await?;
+    store.commit(Commit { run: RunChange::Save(run("r1")), ..commit(epoch) }).await?;
     let new = store.accept(by(claim("b", 0), "s3")).await?;
     assert_eq!(entry_ids(&new.left.entries), ["s1", "s2"], "in order, without what was just appended");
     assert!(new.left.entries.iter().all(|entry| entry.position > 0));
@@ -507,22 +505,16 @@ pub(super) async fn ruling_25_acceptance_takes_the_lease(store: SharedStorage) -
 pub(super) async fn sig_502_unfinished_work_is_found(store: SharedStorage) -> Checked {
     with_thread(&*store).await?;
     assert_eq!(store.unfinished("me", None, 10).await?, []);
-    let (queued, working, parked) = (key(), ThreadKey::new("ann", "t2"), ThreadKey::unowned("t3"));
+    let (queued, working) = (key(), ThreadKey::new("ann", "t2"));
     store.accept(accept(&["s1", "s2"])).await?;
-    for (thread, status) in [(&working, RunStatus::Running), (&parked, RunStatus::Suspended)] {
-        let record = RunRecord { thread: thread.clone(), ..run(&thread.thread_id, status) };
-        store.commit(Commit { run: RunChange::Save(record), ..Commit::new(thread.clone(), 0) }).await?;
-    }
+    let record = RunRecord { thread: working.clone(), ..run("t2") };
+    store.commit(Commit { run: RunChange::Save(record), ..Commit::new(working.clone(), 0) }).await?;
     let found = |threads: Vec<ThreadKey>| {
         let mut threads = threads;
         threads.sort();
         threads
     };
-    assert_eq!(
-        found(store.unfinished("me", None, 10).await?),
-        [queued.clone(), working.clone()],
-        "SIG-502: parked runs wait for people"
-    );
+    assert_eq!(found(store.unfinished("me", None, 10).await?), [queued.clone(), working.clone()], "SIG-502");
     assert_eq!(store.unfinished("me", None, 1).await?, std::slice::from_ref(&queued), "SIG-502: bounded, in order");
     let rest = store.unfinished("me", Some(&queued), 1).await?;
     assert_eq!(rest, std::slice::from_ref(&working), "r24: what lies behind the limit comes next");

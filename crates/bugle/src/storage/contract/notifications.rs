@@ -45,7 +45,7 @@ fn names(records: &[NotificationRecord]) -> Vec<&str> {
     records.iter().map(|record| record.id.as_str()).collect()
 }
 
-pub(super) async fn notif_110_records_are_stored_listed_and_updated(store: SharedStorage) -> Checked {
+pub(super) async fn notif_004_110_111_records_are_stored_listed_and_updated(store: SharedStorage) -> Checked {
     with_thread(&*store).await?;
     let domain = domain(&store);
     let first = record("n1", 1);
@@ -111,7 +111,7 @@ pub(super) async fn notif_110_records_are_stored_listed_and_updated(store: Share
     Ok(())
 }
 
-pub(super) async fn notif_031_records_of_one_key_merge(store: SharedStorage) -> Checked {
+pub(super) async fn notif_030_031_033_records_of_one_key_merge(store: SharedStorage) -> Checked {
     let domain = domain(&store);
     let keyed = |id: &str, millis, dedupe: Option<&str>, coalesce: Option<&str>| NotificationRecord {
         dedupe_key: dedupe.map(str::to_owned),
@@ -377,7 +377,7 @@ pub(super) async fn ruling_33_a_rollback_makes_notifications_pending_again(store
     Ok(())
 }
 
-pub(super) async fn prov_014_subscriptions_are_kept_and_polled_by_one(store: SharedStorage) -> Checked {
+pub(super) async fn prov_003_014_subscriptions_are_kept_and_polled_by_one(store: SharedStorage) -> Checked {
     let kept = subscriptions(&store);
     let subscription = |id: &str, thread: &str, external: &str| ProviderSubscription {
         id: id.into(),

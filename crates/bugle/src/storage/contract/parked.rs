@@ -5,7 +5,7 @@ use serde_json::json;
 use super::{Checked, at, key, message, new_thread, with_thread};
 use crate::{
     id::{RunId, ThreadKey},
-    storage::{Commit, ParkedQuery, ParkedRun, RunChange, RunRecord, RunStatus, SharedStorage, StorageError},
+    storage::{Commit, ParkedQuery, ParkedRun, RunChange, RunRecord, SharedStorage, StorageError},
 };
 
 /// A pair as runs write it: what the reference reads of it, and no more.
@@ -44,7 +44,6 @@ fn record(run_id: &str) -> RunRecord {
         run_id: run_id.into(),
         thread: key(),
         agent_id: "helper".into(),
-        status: RunStatus::Running,
         snapshot: json!({ "step": 1 }),
         updated_at: at(1),
     }

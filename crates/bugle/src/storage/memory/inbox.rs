@@ -7,7 +7,7 @@ use crate::{
     id::{MessageId, ThreadKey},
     storage::{
         Accept, Accepted, Commit, Committed, EntryOutcome, InboxEntry, Lease, LeaseClaim, Left, NewThread, ParkedRun,
-        RunChange, RunRecord, RunStatus, StorageError,
+        RunChange, RunRecord, StorageError,
         rules::{self, LeaseState},
     },
     time::Timestamp,
@@ -277,7 +277,7 @@ impl State {
         limit: usize,
         now: Timestamp,
     ) -> Vec<ThreadKey> {
-        let running = self.runs.values().filter(|run| run.status == RunStatus::Running).map(|run| &run.thread);
+        let running = self.runs.values().map(|run| &run.thread);
         let threads: BTreeSet<&ThreadKey> = self.waiting.keys().chain(running).collect();
         let is_free =
             |thread: &&ThreadKey| self.leases.get(*thread).is_none_or(|lease| lease.is_free_for(owner, now, |_| true));

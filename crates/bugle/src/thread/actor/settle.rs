@@ -9,7 +9,7 @@ use crate::{
     error::Error,
     id::{MessageId, RunId},
     message::StoredMessage,
-    storage::{Accepted, EntryOutcome, InboxEnd, InboxEntry, Lease, ParkedRun, RunRecord, RunStatus, StorageError},
+    storage::{Accepted, EntryOutcome, InboxEnd, InboxEntry, Lease, ParkedRun, RunRecord, StorageError},
     thread::{
         input::Input,
         journal::{Done, EndedRun, Op, same_error},
@@ -156,8 +156,7 @@ impl Actor {
         entries.retain(|entry| self.is_registered(&entry.agent_id));
         runs.retain(|run| self.is_registered(&run.agent_id));
         let inputs = entries.into_iter().map(Input::of_journal);
-        let runs = runs.into_iter().filter(|run| run.status == RunStatus::Running);
-        let runs = runs.map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
+        let runs = runs.into_iter().map(|run| RecoveredRun { run_id: run.run_id, agent_id: run.agent_id });
         let event = ThreadEvent::Recovered { inputs: inputs.collect(), runs: runs.collect(), leased };
         self.feed(event);
     }

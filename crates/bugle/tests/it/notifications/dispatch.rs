@@ -7,7 +7,7 @@ use bugle::{
     chunk::{ChunkBody, Payload},
     json::json,
     model::{Gate, Script, ScriptedModel},
-    notification::{InboxAction, NewNotification, NotificationOptions},
+    notification::{Decision, DeliveryAction, DeliveryPolicy, InboxAction, NewNotification, NotificationOptions},
     storage::{MemoryStorage, NewRecord, NotificationRecord, SharedStorage},
 };
 
@@ -184,6 +184,128 @@ async fn notif_070_without_a_dispatcher_the_application_makes_the_passes() {
     let report = world.bugle.dispatch_notifications(100).await.unwrap();
     assert_eq!((report.delivered.len(), report.signals.len()), (2, 1));
     assert_eq!(world.bugle.dispatch_notifications(100).await.unwrap().claimed, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_070_cron_says_how_often_is_looked() {
+    let deferring = DeliveryPolicy::new().otherwise(DeliveryAction::Defer);
+    let options = NotificationOptions::builder().cron("*/2 * * * *").build();
+    let model = ScriptedModel::with_responses(["woken"]);
+    let world = world_with(model, options, |agent| agent.notifications(deferring)).await;
+    let deferred = world.agent.send_notification(event("low", "later")).await.unwrap().record;
+    let wait = deferred.deliver_at.unwrap().as_millis() - deferred.created_at.as_millis();
+    assert_eq!(wait, 120_000, "NOTIF-022: one interval");
+    pass(121).await;
+    assert_eq!(record(&world.storage, &deferred.id).await.status, "delivered");
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_070_a_wrong_cron_expression_is_refused_at_the_start() {
+    let options = NotificationOptions::builder().cron("61 * * * *").build();
+    let agent = support::agent("plain", &ScriptedModel::new());
+    let refused =
+        bugle::Bugle::builder().agent(agent).storage(MemoryStorage::new()).notifications(options).build().await;
+    let error = refused.map(drop).unwrap_err();
+    assert!(matches!(error, bugle::Error::Configuration(_)), "{error:?}");
+    let said = error.to_string();
+    assert!(said.contains("notifications.dispatch.cron: minute: 61 is not from 0 to 59"), "{said}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_070_a_pass_takes_a_batch_at_most() {
+    let options = NotificationOptions::builder().dispatch(false).build();
+    let world = world_with(ScriptedModel::with_responses(["never"]), options, |agent| agent).await;
+    for number in 0..5 {
+        let thread = ThreadKey::new("user", format!("t{number}"));
+        let low = NewNotification::new(thread, "mail", "new", "a letter").priority("low");
+        world.agent.send_notification(low).await.unwrap();
+    }
+    let mut claimed = Vec::new();
+    for _ in 0..4 {
+        claimed.push(world.bugle.dispatch_notifications(2).await.unwrap().claimed);
+    }
+    assert_eq!(claimed, [2, 2, 1, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_071_before_the_first_due_record_there_is_no_timer_and_no_polling() {
+    let store = Faulty::new();
+    let agent = support::builder("plain", &ScriptedModel::with_responses(["woken"]));
+    let agent = agent
+        .notifications(DeliveryPolicy::new().source("later", DeliveryAction::Defer).otherwise(DeliveryAction::Persist));
+    let options = NotificationOptions::builder().cron("* * * * *").build();
+    let bugle = runtime(&(store.clone() as SharedStorage), &clock(), options, [agent.build().unwrap()]).await;
+    pass(1).await;
+    let idle_for_an_hour = async || {
+        let calls = store.calls();
+        pass(3600).await;
+        store.calls() - calls
+    };
+    assert_eq!(idle_for_an_hour().await, 0, "an empty inbox");
+    let agent = bugle.agent("plain").unwrap();
+    agent.send_notification(event("high", "kept")).await.unwrap();
+    pass(1).await;
+    assert_eq!(idle_for_an_hour().await, 0, "a record that is never due");
+    // One that is due begins it, and once it is delivered that is over again.
+    let mut later = event("high", "later");
+    later.source = "later".into();
+    agent.send_notification(later).await.unwrap();
+    let calls = store.calls();
+    pass(90).await;
+    assert!(store.calls() > calls, "it was delivered");
+    assert_eq!(idle_for_an_hour().await, 0);
+}
+
+/// The reference lets one process win each tick by a row of schedules; here both work, and a record has one of them.
+#[tokio::test(start_paused = true)]
+async fn notif_072_075_passes_that_overlap_deliver_each_record_once() {
+    let clock = clock();
+    let storage: SharedStorage = Arc::new(MemoryStorage::with_clock(clock.clone()));
+    let model = ScriptedModel::with_responses(["never"]);
+    let agents = || [support::agent("plain", &model)];
+    let off = NotificationOptions::builder().dispatch(false).build();
+    let (a, b) =
+        (runtime(&storage, &clock, off.clone(), agents()).await, runtime(&storage, &clock, off, agents()).await);
+    for number in 0..60 {
+        let thread = ThreadKey::new("user", format!("t{}", number % 20));
+        let low = NewNotification::new(thread, "mail", "new", format!("letter {number}")).priority("low");
+        a.agent("plain").unwrap().send_notification(low).await.unwrap();
+    }
+    let passes = [&a, &b, &b, &a].map(|bugle| bugle.dispatch_notifications(25));
+    let reports = futures::future::join_all(passes).await;
+    let mut told: Vec<String> = Vec::new();
+    let mut busy = 0;
+    for report in reports {
+        let report = report.unwrap();
+        assert_eq!(report.failed.len(), 0);
+        busy += usize::from(report.claimed > 0);
+        told.extend(report.delivered.into_iter().map(|record| record.id));
+    }
+    told.sort();
+    let all = told.len();
+    told.dedup();
+    assert_eq!((all, told.len()), (60, 60), "each record once");
+    assert!(busy > 1, "the passes shared the work: {busy}");
+    for bugle in [&a, &b] {
+        assert_eq!(bugle.dispatch_notifications(100).await.unwrap().claimed, 0);
+    }
+}
+
+/// The reference forgets deferred records where the store has no schedules; here the inbox's own domain is enough.
+#[tokio::test(start_paused = true)]
+async fn notif_073_074_deferred_records_need_no_schedules() {
+    let policy = DeliveryPolicy::new().decide(|asked| async move {
+        let at = asked.now.plus(Duration::from_secs(45));
+        Ok(Some(Decision::from(DeliveryAction::Defer).deliver_at(at)))
+    });
+    let model = ScriptedModel::with_responses(["woken"]);
+    let world = world_with(model, NotificationOptions::default(), |agent| agent.notifications(policy)).await;
+    let id = world.agent.send_notification(event("high", "later")).await.unwrap().record.id;
+    pass(44).await;
+    assert_eq!((record(&world.storage, &id).await.status.as_str(), world.model.requested()), ("pending", 0));
+    pass(2).await;
+    assert_eq!(record(&world.storage, &id).await.status, "delivered", "at its time, not at the next full minute");
+    assert_eq!(world.model.requested(), 1);
 }
 
 #[tokio::test(start_paused = true)]

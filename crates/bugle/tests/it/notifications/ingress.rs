@@ -80,7 +80,7 @@ async fn notif_006_a_bad_one_refuses_the_whole_batch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn notif_012_a_batch_is_acted_on_in_order() {
+async fn notif_011_012_a_batch_is_acted_on_in_order() {
     let (world, gate) = busy(&["second"]).await;
     let batch = ["urgent", "low", "high", "medium"].map(|priority| event(priority, priority)).to_vec();
     let notified = world.agent.send_notifications(batch).await.unwrap();

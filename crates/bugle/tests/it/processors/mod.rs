@@ -7,6 +7,7 @@ mod hooks;
 mod lanes;
 mod leaks;
 mod outside;
+mod setters;
 mod signals;
 mod stops;
 

@@ -93,6 +93,29 @@ async fn sco_003_without_generate_score_no_step_runs() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn sco_004_the_first_step_may_be_a_judges_too() {
+    let (model, judge) = judge_of([Script::new().text("{\"claims\":[\"a\",\"b\",\"c\"]}")]);
+    let scorer = PipelineScorer::builder("counted")
+        .judge(Judge::new(judge, "You find claims."))
+        .preprocess_by(JudgeStep::new("finds claims", |cx| format!("Claims of {}", cx.run.text())).output_schema(
+            json!({"type": "object", "properties": {"claims": {"type": "array"}}, "required": ["claims"]}),
+        ))
+        .generate_score(|cx| async move { Ok(cx.preprocess.unwrap()["claims"].as_array().unwrap().len() as f64) })
+        .build()
+        .unwrap();
+    let run = scorer.run(ScorerInput::of("text")).await.unwrap();
+    assert_eq!((run.score, run.preprocess_step_result.clone()), (Some(3.0), Some(json!({"claims": ["a", "b", "c"]}))));
+    assert_eq!(user_texts(&model.requests()[0].prompt), ["Claims of text"]);
+    assert_eq!(serde_json::to_value(&run).unwrap()["preprocessPrompt"], "Claims of text");
+    let twice = PipelineScorer::builder("twice")
+        .preprocess(|_| async { Ok(Value::Null) })
+        .preprocess_by(JudgeStep::new("again", |_| String::new()))
+        .generate_score(|_| async { Ok(1.0) })
+        .build();
+    assert_eq!(twice.unwrap_err().to_string(), "scorer twice declares preprocess twice; one of them would be lost");
+}
+
+#[tokio::test(start_paused = true)]
 async fn sco_004_sco_005_functions_and_judges_mix_and_a_step_may_have_a_judge_of_its_own() {
     let (model, judge) =
         judge_of([Script::new().text("{\"claims\":[\"a\",\"b\"]}"), Script::new().text(" Two claims. ")]);
