@@ -54,6 +54,7 @@ where
         threads::r39_text_comes_back_whole,
         state::state_026_tracking_is_a_patch_of_one_lane,
         state::state_081_a_lane_changes_only_as_expected,
+        state::state_034_what_is_taken_back_leaves_its_lane,
         state::state_077_a_clone_has_lanes_of_its_own,
         state::prov_007_sto_058_thread_state_is_kept_by_kind,
         messages::mem_018_saving_touches_the_thread,

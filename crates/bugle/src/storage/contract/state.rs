@@ -5,8 +5,8 @@ use serde_json::json;
 use super::{Checked, message, new_thread, object};
 use crate::{
     id::MessageId,
-    signal::{LaneChange, Tracking, tracked_lanes},
-    storage::{CloneThread, MetadataChange, SharedStorage, StorageError, ThreadUpdate},
+    signal::{LaneChange, StateInput, StateMode, Tracking, tracked_lanes},
+    storage::{CloneThread, Commit, MetadataChange, SharedStorage, StorageError, ThreadUpdate},
 };
 
 fn at(version: u64) -> Tracking {
@@ -84,6 +84,40 @@ pub(super) async fn state_077_a_clone_has_lanes_of_its_own(store: SharedStorage)
     assert_eq!(lanes.len(), 1, "STATE-077: a lane without its state is not known");
     let fresh: Option<&MessageId> = cloned.message_id_map.get(&MessageId::from("s1"));
     assert_eq!(lanes[0].1.last_signal_id.as_ref(), fresh, "STATE-077");
+    Ok(())
+}
+
+pub(super) async fn state_034_what_is_taken_back_leaves_its_lane(store: SharedStorage) -> Checked {
+    store.create_thread(new_thread("t1", "ann")).await?;
+    let mut tracking = None;
+    let mut rows = Vec::new();
+    for (id, version) in [("s1", 1), ("s2", 2), ("s3", 3), ("s4", 4)] {
+        let state = StateInput::snapshot("a", format!("k{version}"), "x");
+        let now = super::at(i64::try_from(version).unwrap_or_default());
+        let signal = state.signal("a", "t1", version, id.into(), now).unwrap_or_else(|error| panic!("{error}"));
+        rows.push(signal.to_stored(Some(&super::key()), now));
+        tracking =
+            Some(Tracking::after(tracking.as_ref(), (state.key(), StateMode::Snapshot, version), &id.into(), now));
+    }
+    store.save_messages(rows.clone()).await?;
+    let tracked = LaneChange { lane: "a".into(), expected: None, tracking };
+    store.track_lanes("t1", vec![tracked]).await?;
+    let current = async || -> Result<_, StorageError> {
+        let thread = store.get_thread("t1").await?.expect("the thread is there");
+        let (_, tracking) = tracked_lanes(&thread).remove(0);
+        Ok((tracking.current_cache_key, tracking.version))
+    };
+    // Rolled back, blocked, deleted.
+    store.commit(Commit { removed: vec!["s4".into()], ..Commit::new(super::key(), 1) }).await?;
+    assert_eq!(current().await?, ("k3".to_owned(), 4));
+    let mut blocked = rows.swap_remove(2);
+    blocked.mark_blocked("no", "guard");
+    store.commit(Commit { messages: vec![blocked], ..Commit::new(super::key(), 1) }).await?;
+    assert_eq!(current().await?, ("k2".to_owned(), 4));
+    store.delete_messages(&["s2".into()]).await?;
+    assert_eq!(current().await?, ("k1".to_owned(), 4));
+    store.delete_messages(&["s1".into()]).await?;
+    assert_eq!(current().await?, (String::new(), 4), "any state is new");
     Ok(())
 }
 
