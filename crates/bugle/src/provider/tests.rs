@@ -313,7 +313,7 @@ async fn prov_006_a_webhook_concerns_a_thousand_things_at_most() {
     };
     match hook(1001).await {
         Err(WebhookError::Unreadable(reason)) => {
-            assert!(reason.contains("1001") && reason.contains("1000"), "{reason}")
+            assert!(reason.contains("1001") && reason.contains("1000"), "{reason}");
         }
         other => panic!("PROV-013: it is not to be sent again: {other:?}"),
     }

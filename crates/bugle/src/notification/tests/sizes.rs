@@ -3,8 +3,8 @@
 use super::*;
 use crate::notification::fitted;
 
-fn attributes(count: usize, bytes: usize) -> Option<crate::json::Object> {
-    Some((0..count).map(|number| (format!("a{number}"), json!("x".repeat(bytes)))).collect())
+fn attributes(count: usize, bytes: usize) -> crate::json::Object {
+    (0..count).map(|number| (format!("a{number}"), json!("x".repeat(bytes)))).collect()
 }
 
 #[tokio::test]
@@ -16,8 +16,8 @@ async fn notif_006_what_is_too_large_is_refused_with_its_field() {
     let source_id = |bytes| NewNotification { source_id: Some(long(bytes)), ..ci("low") };
     let dedupe = |bytes| NewNotification { dedupe_key: Some(long(bytes)), ..ci("low") };
     let coalesce = |bytes| NewNotification { coalesce_key: Some(long(bytes)), ..ci("low") };
-    let many = |count| NewNotification { attributes: attributes(count, 1), ..ci("low") };
-    let large = |bytes: usize| NewNotification { attributes: attributes(1, bytes - 2), ..ci("low") };
+    let many = |count| NewNotification { attributes: Some(attributes(count, 1)), ..ci("low") };
+    let large = |bytes: usize| NewNotification { attributes: Some(attributes(1, bytes - 2)), ..ci("low") };
     let bounded: [(&str, usize, &dyn Fn(usize) -> NewNotification); 8] = [
         ("source", 256, &source),
         ("kind", 256, &kind),
@@ -49,7 +49,7 @@ async fn notif_006_what_is_too_large_is_refused_with_its_field() {
 #[tokio::test]
 async fn notif_006_what_comes_from_outside_is_cut() {
     let long = || "ü".repeat(20_000);
-    let mut many = attributes(70, 1).unwrap();
+    let mut many = attributes(70, 1);
     many.insert("a0".into(), json!(long()));
     let new = fitted(NewNotification {
         source: long(),

@@ -21,7 +21,7 @@ async fn waiting(options: NotificationOptions) -> (World, Gate, String, MessageI
     let told = world.agent.send_notification(event("urgent", "CI failed")).await.unwrap().record;
     assert_eq!(told.status, "delivered");
     let signal = told.delivered_signal_id.unwrap();
-    assert_eq!(world.waiting().await, [signal.clone()]);
+    assert_eq!(world.waiting().await, std::slice::from_ref(&signal));
     (world, gate, told.id, signal)
 }
 
