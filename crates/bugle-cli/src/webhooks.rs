@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bugle::{
-    provider::{Secret, SharedProvider, TaskSignals, WebhookOptions, WebhookPreset, WebhookProvider},
+    provider::{Scheme, Secret, SharedProvider, TaskSignals, WebhookOptions, WebhookPreset, WebhookProvider},
     storage::ProviderSubscription,
 };
 use secrecy::ExposeSecret as _;
@@ -102,6 +102,10 @@ fn made(setting: &WebhookSetting, env: &Env) -> Result<Made, String> {
     let secrets = setting.secrets.iter().map(|raw| secret(raw, &setting.directory, env));
     let secrets = secrets.collect::<Result<Vec<_>, String>>()?;
     let secrets: Vec<Secret> = secrets.iter().map(|secret| Secret::new(secret.expose_secret())).collect();
+    let scheme = if setting.preset == "standard-webhooks" { Scheme::StandardWebhooks } else { Scheme::github() };
+    for (number, secret) in secrets.iter().enumerate() {
+        secret.check(&scheme).map_err(|wrong| format!("number {}: {wrong}", number + 1))?;
+    }
     let subscriptions = setting.subscriptions.iter().map(|[resource, thread, external]| ProviderSubscription {
         id: format!("{}:{resource}:{thread}:{external}", setting.id),
         agent_id: setting.agent.clone(),

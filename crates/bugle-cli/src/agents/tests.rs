@@ -175,6 +175,25 @@ fn cli_011_signals_wire_providers_to_the_agent() {
 }
 
 #[test]
+fn cli_035_a_webhooks_secret_that_cannot_be_one_is_refused() {
+    let of = |preset: &str, secrets: &str| {
+        let toml = format!(
+            "{DEFAULT}[[webhooks]]\nid = \"deploys\"\nagent = \"a\"\npreset = \"{preset}\"\nsecrets = {secrets}\n"
+        );
+        let (_directory, settings, _) = project(&[("a.md", "Help.")], &toml);
+        let problems = Webhooks::new(&settings, &Env::default()).checked(&["a"]).err().unwrap_or_default();
+        problems.into_iter().map(|problem| problem.message).collect::<Vec<_>>()
+    };
+    assert_eq!(of("generic", r#"["s", "  "]"#), ["webhooks.secrets: number 2: it is blank"]);
+    assert_eq!(
+        of("standard-webhooks", r#"["whsec_ab!"]"#),
+        ["webhooks.secrets: number 1: what follows whsec_ is not base64"]
+    );
+    assert_eq!(of("standard-webhooks", r#"["whsec_c2VjcmV0"]"#), [] as [String; 0]);
+    assert_eq!(of("github", r#"["whsec_ab!"]"#), [] as [String; 0]);
+}
+
+#[test]
 fn cli_012_an_unknown_signal_provider_is_an_error_that_names_the_known_ones() {
     let toml = format!("{DEFAULT}[[webhooks]]\nid = \"deploys\"\nagent = \"a\"\n");
     let file = "---\nsignals:\n  - task\n  - deploys\n  - deploys\n  - [x]\n---\nHelp.";

@@ -230,6 +230,12 @@ impl Reader<'_> {
                     let what = "webhooks.subscriptions";
                     self.members(what, table, &SUBSCRIPTION_KEYS);
                     let given = SUBSCRIPTION_KEYS.map(|name| self.text(what, table, name));
+                    for (name, given) in SUBSCRIPTION_KEYS.iter().zip(&given) {
+                        if given.as_ref().is_none_or(|given| !given.trim().is_empty()) {
+                            continue;
+                        }
+                        self.wrong(row.span().start, format!("{what}.{name}: must not be blank"));
+                    }
                     match given {
                         [Some(resource), Some(thread), Some(external)] => {
                             subscriptions.push([resource, thread, external]);

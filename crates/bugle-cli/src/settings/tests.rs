@@ -88,6 +88,10 @@ fn what_this_version_lacks_is_refused_and_never_ignored() {
             "must be generic, github or standard-webhooks",
         ),
         ("[[webhooks]]\nid = \"gh\"\nagent = \"a\"\nkind = \"event\"", "is no JSON pointer; it begins with /"),
+        (
+            "[[webhooks]]\nid = \"gh\"\nagent = \"a\"\nsubscriptions = [{ resource = \"r\", thread = \" \", external-id = \"x\" }]",
+            "webhooks.subscriptions.thread: must not be blank",
+        ),
         ("[background-tasks]\nenabled = true", "background-tasks.enabled = true is not in this version; only false is"),
         ("[auth]\nmode = \"jwt\"", "auth.mode = jwt is not in this version; only none or tokens is"),
         ("[auth.jwt]\nsecret = \"env:X\"", "auth.jwt.secret is not in this version; remove it"),

@@ -3,8 +3,8 @@
 use bugle::{
     id::{MessageId, RunId, ThreadKey},
     storage::{
-        Accepted, Committed, EntryOutcome, InboxEntry, Lease, LeaseClaim, Left, NewThread, RunChange, RunRecord,
-        StorageError,
+        Accepted, Committed, EntryOutcome, InboxEnd, InboxEntry, Lease, LeaseClaim, Left, NewThread, RunChange,
+        RunRecord, StorageError,
         rules::{self, LeaseState},
     },
     time::Timestamp,
@@ -194,7 +194,12 @@ fn waiting(connection: &Connection, thread: &ThreadKey, before: i64) -> Answer<V
     Ok(found)
 }
 
-pub(super) fn remove(connection: &Connection, thread: &ThreadKey, ids: &[MessageId]) -> Answer<Vec<MessageId>> {
+pub(super) fn remove(
+    connection: &Connection,
+    thread: &ThreadKey,
+    ids: &[MessageId],
+    why: InboxEnd,
+) -> Answer<Vec<MessageId>> {
     let (resource, id) = columns(thread);
     let mut statement = connection
         .prepare_cached("DELETE FROM bugle_inbox WHERE id = ?1 AND resource = ?2 AND thread = ?3 AND state = 0")?;
@@ -203,6 +208,9 @@ pub(super) fn remove(connection: &Connection, thread: &ThreadKey, ids: &[Message
         if statement.execute([entry.as_str(), resource, id])? > 0 {
             removed.push(entry.clone());
         }
+    }
+    if why.undelivers() {
+        notifications::undeliver(connection, id, &removed, Timestamp::now())?;
     }
     Ok(removed)
 }

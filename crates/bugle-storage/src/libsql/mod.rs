@@ -312,10 +312,10 @@ impl Storage for LibSql {
         &self,
         thread: &ThreadKey,
         ids: &[MessageId],
-        _why: InboxEnd,
+        why: InboxEnd,
     ) -> Result<Vec<MessageId>, StorageError> {
         let (thread, ids) = (thread.clone(), ids.to_vec());
-        self.write(move |connection| inbox::remove(connection, &thread, &ids)).await
+        self.write(move |connection| inbox::remove(connection, &thread, &ids, why)).await
     }
 
     async fn update_inbox(&self, entry: InboxEntry) -> Result<bool, StorageError> {

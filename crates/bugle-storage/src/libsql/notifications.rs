@@ -172,6 +172,11 @@ static SELECT: LazyLock<String> = LazyLock::new(|| {
 const FREE: &str = r#"NOT EXISTS (SELECT 1 FROM bugle_notification_claims c
     WHERE c.thread = n."threadId" AND c.id = n.id AND c.until > ?1)"#;
 
+/// A record of the resource `?2`, or of nobody ([`rules::belongs`]).
+const OWN: &str = r#"("resourceId" IS NULL OR "resourceId" IN ('', ?2))"#;
+/// Values that one statement is given, at most.
+const VARIABLES: usize = 500;
+
 fn insert(connection: &Connection, record: &NotificationRecord) -> Answer<()> {
     if connection.prepare_cached(&INSERT)?.execute(params_from_iter(values(record)))? == 0 {
         return Err(StorageError::Exists { what: "notification", id: record.id.clone() }.into());
@@ -375,12 +380,32 @@ fn update(connection: &Connection, key: &RecordKey, change: &RecordChange) -> An
     Ok(Some(record))
 }
 
+/// What is the thread's goes with it; what another resource has under the same id stays (NOTIF-114).
+pub(super) fn delete_thread(connection: &Connection, thread: &str, owner: &str) -> Answer<()> {
+    let sql = format!(r#"DELETE FROM {TABLE} WHERE "threadId" = ?1 AND {OWN}"#);
+    connection.prepare_cached(&sql)?.execute([thread, owner])?;
+    connection
+        .prepare_cached(
+            r#"DELETE FROM bugle_notification_claims WHERE thread = ?1 AND NOT EXISTS (SELECT 1
+               FROM mastra_notifications n WHERE n."threadId" = ?1 AND n.id = bugle_notification_claims.id)"#,
+        )?
+        .execute([thread])?;
+    Ok(())
+}
+
+pub(super) fn transfer(connection: &Connection, thread: &str, owner: &str, resource: &str) -> Answer<()> {
+    let sql = format!(r#"UPDATE {TABLE} SET "resourceId" = ?3 WHERE "threadId" = ?1 AND {OWN}"#);
+    connection.prepare_cached(&sql)?.execute([thread, owner, resource])?;
+    Ok(())
+}
+
 /// The signals of these records are gone (ruling 33).
 pub(super) fn undeliver(connection: &Connection, thread: &str, removed: &[MessageId], now: Timestamp) -> Answer<()> {
-    let shown =
-        select(connection, r#"WHERE "threadId" = ?1 AND "deliveredSignalId" IS NOT NULL"#, &[sql_text(thread)])?;
-    for mut record in shown {
-        if record.delivered_signal_id.as_ref().is_some_and(|signal| removed.contains(signal)) {
+    for removed in removed.chunks(VARIABLES) {
+        let places: Vec<String> = (2..removed.len() + 2).map(|number| format!("?{number}")).collect();
+        let condition = format!(r#"WHERE "threadId" = ?1 AND "deliveredSignalId" IN ({})"#, places.join(", "));
+        let params: Vec<Sql> = [sql_text(thread)].into_iter().chain(removed.iter().map(|id| sql_text(id))).collect();
+        for mut record in select(connection, &condition, &params)? {
             rules::undeliver(&mut record, now);
             save(connection, &record)?;
         }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use async_trait::async_trait;
 use bugle::{
-    storage::{ProviderSubscription, ProviderSubscriptions, StorageError, SubscriptionQuery},
+    storage::{ProviderSubscription, ProviderSubscriptions, StorageError, SubscriptionQuery, notifications::rules},
     time::Timestamp,
 };
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
@@ -30,7 +30,18 @@ fn text(subscription: &ProviderSubscription) -> Answer<String> {
         .map_err(|error| unavailable(format!("a subscription cannot be written: {error}")).into())
 }
 
-fn condition(query: &SubscriptionQuery) -> (String, Vec<String>) {
+/// Values that one statement is given for what is followed, at most.
+const EXTERNALS: usize = 500;
+
+/// The conditions that select together what the query does; one, unless it names very many things.
+fn conditions(query: &SubscriptionQuery) -> Vec<(String, Vec<String>)> {
+    if query.external_resource_ids.is_empty() {
+        return vec![condition(query, &[])];
+    }
+    query.external_resource_ids.chunks(EXTERNALS).map(|externals| condition(query, externals)).collect()
+}
+
+fn condition(query: &SubscriptionQuery, externals: &[String]) -> (String, Vec<String>) {
     let (mut sql, mut params) = (String::from("WHERE 1"), Vec::new());
     for (column, value) in [
         ("id", &query.id),
@@ -44,9 +55,8 @@ fn condition(query: &SubscriptionQuery) -> (String, Vec<String>) {
             let _ = write!(sql, " AND {column} = ?{}", params.len());
         }
     }
-    if !query.external_resource_ids.is_empty() {
-        let numbers: Vec<String> = query
-            .external_resource_ids
+    if !externals.is_empty() {
+        let numbers: Vec<String> = externals
             .iter()
             .map(|id| {
                 params.push(id.clone());
@@ -58,10 +68,21 @@ fn condition(query: &SubscriptionQuery) -> (String, Vec<String>) {
     (sql, params)
 }
 
-fn select(connection: &Connection, sql: &str, params: &[String]) -> Answer<Vec<ProviderSubscription>> {
-    let mut statement = connection.prepare_cached(&format!("SELECT body, id FROM {TABLE} {sql} ORDER BY rowid"))?;
-    let rows = statement.query_map(params_from_iter(params), read)?;
-    Ok(rows.filter_map(Result::transpose).collect::<rusqlite::Result<_>>()?)
+/// Those that the query selects and `more` holds of, oldest first.
+fn select(connection: &Connection, query: &SubscriptionQuery, more: &str) -> Answer<Vec<ProviderSubscription>> {
+    let mut found: Vec<(i64, ProviderSubscription)> = Vec::new();
+    for (sql, params) in conditions(query) {
+        let sql = format!("SELECT body, id, rowid FROM {TABLE} {sql} {more}");
+        let mut statement = connection.prepare_cached(&sql)?;
+        let rows = statement.query_map(params_from_iter(&params), |row| Ok((row.get(2)?, read(row)?)))?;
+        for row in rows {
+            let (number, subscription) = row?;
+            found.extend(subscription.map(|subscription| (number, subscription)));
+        }
+    }
+    found.sort_by_key(|(number, _)| *number);
+    found.dedup_by_key(|(number, _)| *number);
+    Ok(found.into_iter().map(|(_, subscription)| subscription).collect())
 }
 
 fn subscribe(connection: &Connection, new: &ProviderSubscription) -> Answer<ProviderSubscription> {
@@ -91,16 +112,18 @@ fn subscribe(connection: &Connection, new: &ProviderSubscription) -> Answer<Prov
     Ok(new.clone())
 }
 
-/// The thread's subscriptions go with it (PROV-015).
-pub(super) fn delete_thread(connection: &Connection, thread: &str) -> Answer<()> {
-    connection.prepare_cached("DELETE FROM bugle_subscriptions WHERE thread = ?1")?.execute([thread])?;
+/// The thread's subscriptions go with it (PROV-015); those of another resource stay.
+pub(super) fn delete_thread(connection: &Connection, thread: &str, owner: &str) -> Answer<()> {
+    connection
+        .prepare_cached("DELETE FROM bugle_subscriptions WHERE thread = ?1 AND resource IN ('', ?2)")?
+        .execute([thread, owner])?;
     Ok(())
 }
 
-pub(super) fn transfer(connection: &Connection, thread: &str, resource: &str) -> Answer<()> {
+pub(super) fn transfer(connection: &Connection, thread: &str, owner: &str, resource: &str) -> Answer<()> {
     let query = SubscriptionQuery { thread_id: Some(thread.to_owned()), ..SubscriptionQuery::default() };
-    let (sql, params) = condition(&query);
-    for mut held in select(connection, &sql, &params)? {
+    let own = |held: &ProviderSubscription| rules::belongs(Some(&held.resource_id), Some(owner));
+    for mut held in select(connection, &query, "")?.into_iter().filter(own) {
         resource.clone_into(&mut held.resource_id);
         connection
             .prepare_cached("UPDATE OR REPLACE bugle_subscriptions SET resource = ?2, body = ?3 WHERE id = ?1")?
@@ -116,16 +139,21 @@ impl ProviderSubscriptions for LibSql {
     }
 
     async fn unsubscribe(&self, query: &SubscriptionQuery) -> Result<usize, StorageError> {
-        let (sql, params) = condition(query);
+        let conditions = conditions(query);
         self.write(move |connection| {
-            Ok(connection.prepare_cached(&format!("DELETE FROM {TABLE} {sql}"))?.execute(params_from_iter(&params))?)
+            let mut ended = 0;
+            for (sql, params) in &conditions {
+                let sql = format!("DELETE FROM {TABLE} {sql}");
+                ended += connection.prepare_cached(&sql)?.execute(params_from_iter(params))?;
+            }
+            Ok(ended)
         })
         .await
     }
 
     async fn list(&self, query: &SubscriptionQuery) -> Result<Vec<ProviderSubscription>, StorageError> {
-        let (sql, params) = condition(query);
-        self.read(move |connection| select(connection, &sql, &params)).await
+        let query = query.clone();
+        self.read(move |connection| select(connection, &query, "")).await
     }
 
     async fn claim_polls(
@@ -135,11 +163,9 @@ impl ProviderSubscriptions for LibSql {
         now: Timestamp,
         until: Timestamp,
     ) -> Result<Vec<ProviderSubscription>, StorageError> {
-        let (sql, params) = condition(query);
-        let token = token.to_owned();
+        let (query, token) = (query.clone(), token.to_owned());
         self.write(move |connection| {
-            let sql = format!("{sql} AND enabled AND poll_until <= {}", now.as_millis());
-            let free = select(connection, &sql, &params)?;
+            let free = select(connection, &query, &format!("AND enabled AND poll_until <= {}", now.as_millis()))?;
             for subscription in &free {
                 connection
                     .prepare_cached("UPDATE bugle_subscriptions SET poll_token = ?2, poll_until = ?3 WHERE id = ?1")?

@@ -16,7 +16,7 @@ use bugle::{
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::Value as Sql};
 use serde_json::Value;
 
-use super::{codec, error::Answer, messages, parked, providers};
+use super::{codec, error::Answer, messages, notifications, parked, providers};
 
 pub(super) fn get(connection: &Connection, id: &str) -> Answer<Option<Thread>> {
     let sql = format!("SELECT {} FROM mastra_threads WHERE id = ?1", *codec::THREAD_COLUMNS);
@@ -217,15 +217,16 @@ pub(super) fn delete(connection: &Connection, id: &str) -> Answer<bool> {
     for (table, column) in [
         ("mastra_messages", "thread_id"),
         ("mastra_thread_state", "\"threadId\""),
-        ("mastra_notifications", "\"threadId\""),
         ("mastra_background_tasks", "thread_id"),
         ("mastra_observational_memory", "\"threadId\""),
         ("bugle_runs", "thread"),
-        ("bugle_notification_claims", "thread"),
     ] {
         connection.prepare_cached(&format!("DELETE FROM {table} WHERE {column} = ?1"))?.execute([id])?;
     }
-    providers::delete_thread(connection, id)?;
+    // Another resource may wait for a thread of this id of its own.
+    let owner = owner(connection, id)?.unwrap_or_default();
+    notifications::delete_thread(connection, id, &owner)?;
+    providers::delete_thread(connection, id, &owner)?;
     delete_schedules(connection, id)?;
     delete_snapshots(connection, id)?;
     Ok(connection.prepare_cached("DELETE FROM mastra_threads WHERE id = ?1")?.execute([id])? > 0)
@@ -314,16 +315,14 @@ pub(super) fn transfer(connection: &Connection, id: &str, resource: &str) -> Ans
              ON CONFLICT (resource, thread) DO UPDATE SET epoch = excluded.epoch",
         )?
         .execute([id, resource])?;
-    resource.clone_into(&mut thread.resource_id);
+    let owner = std::mem::replace(&mut thread.resource_id, resource.to_owned());
     thread.updated_at = Timestamp::now().max(thread.updated_at);
     put(connection, &thread)?;
     connection
         .prepare_cached(r#"UPDATE mastra_messages SET "resourceId" = ?2 WHERE thread_id = ?1"#)?
         .execute([id, resource])?;
-    connection
-        .prepare_cached(r#"UPDATE mastra_notifications SET "resourceId" = ?2 WHERE "threadId" = ?1"#)?
-        .execute([id, resource])?;
-    providers::transfer(connection, id, resource)?;
+    notifications::transfer(connection, id, &owner, resource)?;
+    providers::transfer(connection, id, &owner, resource)?;
     Ok(thread)
 }
 

@@ -261,7 +261,12 @@ async fn read_one(courier: &dyn Courier, record: NotificationRecord) -> Result<R
         return Ok(Read::Known);
     }
     let seen = |now| RecordChange { status: Some("seen"), ..RecordChange::at(now) };
-    if record.delivered_signal_id.is_some() {
+    // One that was taken back, or deleted, shows nothing (NOTIF-018).
+    if let Some(signal) = &record.delivered_signal_id
+        && deliver::shown(courier.storage(), &deliver::thread_of(&record), std::slice::from_ref(signal))
+            .await?
+            .is_some()
+    {
         store.update(&record.key(), seen(courier.now())).await?;
         return Ok(Read::Marked);
     }

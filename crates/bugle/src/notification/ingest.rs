@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    Courier, DecideContext, Decision, DeliveryAction, NewNotification, Notified,
+    Courier, DecideContext, Decision, DeliveryAction, NewNotification, Notified, bounds,
     deliver::{self, Held, RETRY_FIRST, SAFETY_NET, Settled, signal_id},
     policy, render,
     state::{LastSummary, State},
@@ -12,15 +12,9 @@ use crate::{
     error::Error,
     id::ThreadKey,
     runtime::{Action, IdleBehavior, IfActive, IfIdle, Target},
-    signal::validate_attributes,
-    storage::{
-        CreatedHow, InputMode, NOTIFICATION_PRIORITIES, NewRecord, NotificationRecord, RecordChange, RecordClaim,
-        RecordKey,
-    },
+    storage::{CreatedHow, InputMode, NewRecord, NotificationRecord, RecordChange, RecordClaim, RecordKey},
 };
 
-/// Payload and metadata of one record, at most, as JSON text.
-pub(crate) const PAYLOAD_MAX: usize = 256 * 1024;
 /// A record whose delivery was cut short by a crash is due again after this (NOTIF-023).
 const SAFETY_TIME: Duration = Duration::from_secs(60);
 
@@ -67,7 +61,7 @@ pub(super) async fn store(
     inputs: Vec<NewNotification>,
 ) -> Result<Vec<Stored>, Error> {
     let store = courier.store()?;
-    inputs.iter().try_for_each(validate)?;
+    inputs.iter().try_for_each(bounds::validate)?;
     let mut guard = WakeOnDrop(Some(courier.state()));
     let mut all = Vec::with_capacity(inputs.len());
     for input in inputs {
@@ -291,30 +285,6 @@ async fn withdraw(
     }
     store.update_all(&deliver::keys(&pending), due(None, true)).await?;
     Ok(Vec::new())
-}
-
-/// NOTIF-006.
-fn validate(input: &NewNotification) -> Result<(), Error> {
-    let wrong = |field: &str, message: String| Err(Error::invalid(field, format!("notification_invalid: {message}")));
-    for (field, text) in [("source", &input.source), ("kind", &input.kind), ("summary", &input.summary)] {
-        if text.trim().is_empty() {
-            return wrong(field, format!("{field} must not be empty"));
-        }
-    }
-    if let Some(priority) = &input.priority
-        && !NOTIFICATION_PRIORITIES.contains(&priority.as_str())
-    {
-        return wrong("priority", format!("priority is {priority}; it must be low, medium, high or urgent"));
-    }
-    if let Some(attributes) = &input.attributes {
-        validate_attributes(&attributes.iter().map(|(name, value)| (name.clone(), value.clone())).collect())?;
-    }
-    let size = input.payload.as_ref().map_or(0, |payload| payload.to_string().len())
-        + input.metadata.as_ref().map_or(0, |metadata| serde_json::to_string(metadata).map_or(0, |text| text.len()));
-    if size > PAYLOAD_MAX {
-        return wrong("payload", format!("payload and metadata have {size} bytes; at most {PAYLOAD_MAX} are kept"));
-    }
-    Ok(())
 }
 
 fn new_record(courier: &dyn Courier, agent_id: &str, input: NewNotification) -> NotificationRecord {

@@ -7,6 +7,7 @@
 //! Records are claimed before they are sent, so that of many processes one sends; a signal's id follows from its record,
 //! so that what was sent before a crash is recognised (NOTIF-075).
 
+mod bounds;
 mod cron;
 mod deliver;
 mod dispatch;
@@ -17,11 +18,11 @@ mod render;
 mod state;
 mod wake;
 
+pub(crate) use bounds::{PAYLOAD_MAX, fitted};
 pub use cron::{Cron, CronError};
 pub use dispatch::DispatchReport;
 pub(crate) use dispatch::run as dispatcher;
 pub use inbox::{InboxToolOptions, notification_inbox_tool, notification_inbox_tool_with};
-pub(crate) use ingest::PAYLOAD_MAX;
 pub use policy::{DecideContext, Decision, DeliveryAction, DeliveryPolicy};
 pub use state::NotificationOptions;
 pub(crate) use state::State;
@@ -55,26 +56,27 @@ struct Guide;
 pub struct NewNotification {
     /// The thread it is for.
     pub thread: ThreadKey,
-    /// Where it came from: `github`.
+    /// Where it came from: `github`. At most 256 bytes (NOTIF-006).
     pub source: String,
-    /// What kind of event: `ci-status`.
+    /// What kind of event: `ci-status`. At most 256 bytes.
     pub kind: String,
-    /// One line for the model.
+    /// One line for the model. At most 16 KiB.
     pub summary: String,
     /// `low`, `medium` (default), `high` or `urgent`.
     pub priority: Option<String>,
-    /// The event itself; the model sees it when it reads the record (NOTIF-103).
+    /// The event itself; the model sees it when it reads the record (NOTIF-103). At most 256 KiB, metadata included.
     pub payload: Option<Value>,
-    /// The source's own id.
+    /// The source's own id. At most 256 bytes.
     pub source_id: Option<String>,
-    /// A record with this key that is still pending is the same event (NOTIF-030, NOTIF-034).
+    /// A record with this key that is still pending is the same event (NOTIF-030, NOTIF-034). At most 1,024 bytes.
     pub dedupe_key: Option<String>,
     /// How long `dedupe_key` stands for one event, whatever became of its record (NOTIF-034); the runtime's setting if
     /// absent.
     pub dedupe_window: Option<Duration>,
-    /// Pending records with this key are counted together (NOTIF-030).
+    /// Pending records with this key are counted together (NOTIF-030). At most 1,024 bytes.
     pub coalesce_key: Option<String>,
-    /// Shown to the model as XML attributes, after the record's own.
+    /// Shown to the model as XML attributes, after the record's own. At most 64, of 1,024 bytes each, name included; what is
+    /// merged into a record adds no more than that in all.
     pub attributes: Option<Object>,
     /// Kept with the record and the signal, not shown.
     pub metadata: Option<Object>,

@@ -59,6 +59,13 @@ impl Noted {
         self.store().unwrap().get("t", id).await.unwrap().unwrap()
     }
 
+    /// The thread's history has this signal.
+    async fn place(&self, signal: Option<MessageId>) {
+        self.storage.create_thread(crate::storage::NewThread::of(&thread())).await.unwrap();
+        let message = crate::message::StoredMessage::text(signal.unwrap(), crate::message::Role::Signal, "s", NOW);
+        self.storage.save_messages(vec![message.on(&thread())]).await.unwrap();
+    }
+
     async fn pass(&self) -> DispatchReport {
         dispatch::pass(self, 100).await.unwrap()
     }
@@ -724,3 +731,4 @@ async fn notif_067_one_that_fails_stops_no_other() {
 }
 
 mod reading;
+mod sizes;

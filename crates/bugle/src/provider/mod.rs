@@ -29,7 +29,7 @@ use crate::{
     error::Error,
     id::ThreadKey,
     json::Object,
-    notification::{NewNotification, Notified, PAYLOAD_MAX},
+    notification::{NewNotification, Notified, PAYLOAD_MAX, fitted},
     processor::SharedProcessor,
     runtime::{ActiveBehavior, Bugle, IdleBehavior, IfActive, IfIdle, Inner},
     storage::{MemoryStorage, NOTIFICATION_PRIORITIES, ProviderSubscription, ProviderSubscriptions, SubscriptionQuery},
@@ -38,6 +38,11 @@ use crate::{
 
 /// How long a delivery of a webhook is told apart from its repetitions (PROV-012).
 const DELIVERY_WINDOW: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Things that one webhook may concern at most, all its events together.
+const CONCERNED_MAX: usize = 1000;
+/// Bytes that the name of a thing that is followed may have.
+const EXTERNAL_MAX: usize = 1024;
 
 /// Whether trying again would change nothing: what came in makes no notification.
 const fn is_invalid(error: &Error) -> bool {
@@ -148,7 +153,8 @@ pub struct ProviderError(pub String);
 /// Something that has happened outside.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ProviderEvent {
-    /// What it concerns; those who have subscribed to one of these are told, each once.
+    /// What it concerns; those who have subscribed to one of these are told, each once. The events of one webhook concern
+    /// at most 1,000 things together; one with more is refused.
     pub external_resource_ids: Vec<String>,
     /// Where it came from.
     pub source: String,
@@ -173,12 +179,12 @@ pub struct ProviderEvent {
 
 impl ProviderEvent {
     /// The notification for one subscription. What comes from outside is made to fit: blank texts and unknown priorities
-    /// give way to defaults, and of a payload that is too large its size is told.
+    /// give way to defaults, texts that are too long are cut, and of a payload that is too large its size is told.
     fn notification(&self, provider: &dyn SignalProvider, subscription: &ProviderSubscription) -> NewNotification {
         let made = self.plain_notification(provider.id(), subscription);
         let (thread, key, window) = (made.thread.clone(), made.dedupe_key.clone(), made.dedupe_window);
         let shaped = provider.notification(self, subscription, made);
-        NewNotification { thread, dedupe_key: key, dedupe_window: window, ..shaped }
+        fitted(NewNotification { thread, dedupe_key: key, dedupe_window: window, ..shaped })
     }
 
     fn plain_notification(&self, provider: &str, subscription: &ProviderSubscription) -> NewNotification {
@@ -343,7 +349,7 @@ impl Bugle {
     /// Subscribes a thread to something outside; a repeated subscription merges into the first (PROV-003).
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a thread without resource or an empty id; the store's.
+    /// [`Error::Invalid`] for a thread without resource, an empty id, or one of more than 1,024 bytes; the store's.
     pub async fn subscribe_provider(
         &self,
         agent_id: &str,
@@ -358,6 +364,9 @@ impl Bugle {
         };
         if external_resource_id.trim().is_empty() {
             return Err(Error::invalid("externalResourceId", "say what to subscribe to"));
+        }
+        if external_resource_id.len() > EXTERNAL_MAX {
+            return Err(Error::invalid("externalResourceId", format!("at most {EXTERNAL_MAX} bytes are possible")));
         }
         let subscription = ProviderSubscription {
             id: uuid::Uuid::now_v7().to_string(),
@@ -403,6 +412,11 @@ impl Bugle {
         let mut events = Vec::new();
         for (agent_id, provider) in accepted {
             let read = provider.read_webhook(&request).map_err(|error| WebhookError::Unreadable(error.0))?;
+            let concerned: usize = read.iter().map(|event| event.external_resource_ids.len()).sum();
+            if concerned > CONCERNED_MAX {
+                let message = format!("it concerns {concerned} things; at most {CONCERNED_MAX} are possible");
+                return Err(WebhookError::Unreadable(message));
+            }
             for event in read {
                 events.push((agent_id, provider, event));
             }

@@ -302,6 +302,63 @@ async fn prov_013_what_is_too_large_or_blank_is_made_to_fit() {
     assert_eq!((&*told.source, &*told.kind, &*told.summary), ("any", "event", "event from any"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn prov_006_a_webhook_concerns_a_thousand_things_at_most() {
+    let any = WebhookProvider::new(WebhookOptions::builder().id("any").build());
+    let world = world(Arc::new(any.verified_by(Verifier::custom(|_| true)))).await;
+    world.bugle.subscribe_provider("helper", "any", &ThreadKey::new("ann", "t1"), "x999", None, None).await.unwrap();
+    let hook = async |count: usize| {
+        let things: Vec<String> = (0..count).map(|number| format!("x{number}")).collect();
+        world.bugle.take_webhook("any", Vec::new(), Bytes::from(json!({"resource": things}).to_string())).await
+    };
+    match hook(1001).await {
+        Err(WebhookError::Unreadable(reason)) => {
+            assert!(reason.contains("1001") && reason.contains("1000"), "{reason}");
+        }
+        other => panic!("PROV-013: it is not to be sent again: {other:?}"),
+    }
+    assert_eq!(world.records().await.len(), 0);
+    assert_eq!(hook(1000).await.unwrap().matched, 1);
+    let [record] = <[_; 1]>::try_from(world.records().await).unwrap();
+    assert_eq!(record.summary, "webhook-event from any: x0, x1, x2, x3, x4 and 995 more");
+    let long = "x".repeat(1025);
+    let refused =
+        world.bugle.subscribe_provider("helper", "any", &ThreadKey::new("ann", "t1"), &long, None, None).await;
+    assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn notif_006_what_a_webhook_maps_is_cut_and_not_refused() {
+    let options = WebhookOptions::builder().id("any").kind("/kind".to_owned()).summary("/text".to_owned()).build();
+    let provider = WebhookProvider::new(options).verified_by(Verifier::custom(|_| true));
+    let world = world(Arc::new(provider)).await;
+    world.bugle.subscribe_provider("helper", "any", &ThreadKey::new("ann", "t1"), "x", None, None).await.unwrap();
+    let body = json!({"resource": "x", "kind": "k".repeat(500_000), "text": "t".repeat(500_000)}).to_string();
+    let named = vec![("webhook-id".to_owned(), "w".repeat(5000))];
+    assert_eq!(world.bugle.take_webhook("any", named, Bytes::from(body)).await.unwrap().matched, 1);
+    let [record] = <[_; 1]>::try_from(world.records().await).unwrap();
+    assert!(record.summary.len() == 16 * 1024 && record.summary.ends_with("t… [cut]"));
+    assert!(record.kind.len() == 256 && record.source_id.unwrap().len() == 256);
+}
+
+#[test]
+fn prov_011_a_secret_that_anybody_could_guess_is_none() {
+    for (secret, scheme, wrong) in [
+        (" \t\n", Scheme::github(), Some("it is blank")),
+        ("", Scheme::StandardWebhooks, Some("it is blank")),
+        ("whsec_", Scheme::StandardWebhooks, Some("what follows whsec_ is not base64")),
+        ("whsec_a b", Scheme::StandardWebhooks, Some("what follows whsec_ is not base64")),
+        ("whsec_c2VjcmV0", Scheme::StandardWebhooks, None),
+        ("whsec_a b", Scheme::github(), None),
+        ("plain", Scheme::StandardWebhooks, None),
+    ] {
+        assert_eq!(Secret::new(secret).check(&scheme).err(), wrong, "{secret:?}");
+    }
+    let blank = Verifier::hmac(Scheme::github(), vec![Secret::new("  ")]);
+    let signature = format!("sha256={}", hex(&sign(b"  ", &[b"x"])));
+    assert!(!blank.accepts(&request(&[("x-hub-signature-256", &signature)], "x")));
+}
+
 /// Says of each webhook an event that makes no notification, and one that does.
 #[derive(Debug)]
 struct Odd(Verifier);

@@ -37,6 +37,26 @@ impl Secret {
     pub fn new(secret: impl Into<String>) -> Self {
         Self(secret.into().into_bytes())
     }
+
+    /// Whether somebody could sign with it.
+    ///
+    /// # Errors
+    /// What is wrong, without the secret: it is blank, or for [`Scheme::StandardWebhooks`] begins with `whsec_` and is no
+    /// base64 behind that.
+    pub fn check(&self, scheme: &Scheme) -> Result<(), &'static str> {
+        if self.0.iter().all(u8::is_ascii_whitespace) {
+            return Err("it is blank");
+        }
+        let encoded = self.encoded().filter(|_| *scheme == Scheme::StandardWebhooks);
+        if encoded.is_some_and(|text| decode(text, Encoding::Base64).is_none_or(|key| key.is_empty())) {
+            return Err("what follows whsec_ is not base64");
+        }
+        Ok(())
+    }
+
+    fn encoded(&self) -> Option<&str> {
+        std::str::from_utf8(&self.0).ok()?.strip_prefix("whsec_")
+    }
 }
 
 impl fmt::Debug for Secret {
@@ -191,12 +211,11 @@ impl Verifier {
 fn any_matches(secrets: &[Secret], parts: &[&[u8]], given: &[Vec<u8>], may_be_base64: bool) -> bool {
     let mut matches = subtle::Choice::from(0);
     for secret in secrets {
-        let decoded = std::str::from_utf8(&secret.0).ok().and_then(|text| text.strip_prefix("whsec_"));
-        let decoded = decoded.filter(|_| may_be_base64).and_then(|text| decode(text, Encoding::Base64));
+        let decoded = secret.encoded().filter(|_| may_be_base64).and_then(|text| decode(text, Encoding::Base64));
         let key = decoded.as_deref().unwrap_or(&secret.0);
-        // An HMAC takes keys of any length; an empty one would be everybody's.
+        // An HMAC takes keys of any length; an empty one, or one of blanks, would be everybody's.
         let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(key) else { continue };
-        if key.is_empty() {
+        if secret.0.iter().all(u8::is_ascii_whitespace) || key.is_empty() {
             continue;
         }
         for part in parts {

@@ -18,6 +18,10 @@ use crate::{
 
 /// The id of a webhook provider that has been given none (PROV-006).
 const DEFAULT_ID: &str = "webhook-signals";
+/// How many of the things that an event concerns a summary of our own making names.
+const NAMED: usize = 5;
+/// Characters of such a summary.
+const LINE: usize = 300;
 
 /// A signal that says a thread now follows `resource` (PROV-006): type `reactive`, tag `webhook-subscribe`. Nothing but the
 /// model reads it; [`Bugle::subscribe_provider`](crate::Bugle::subscribe_provider) subscribes.
@@ -135,8 +139,13 @@ impl WebhookProvider {
         let external_resource_ids = texts(resources);
         let kind = at(&self.options.kind).and_then(as_text).unwrap_or_else(|| "webhook-event".into());
         let summary = at(&self.options.summary).and_then(as_text);
-        let about = external_resource_ids.join(", ");
-        let summary = summary.unwrap_or_else(|| format!("{kind} from {}: {about}", self.options.id));
+        let summary = summary.unwrap_or_else(|| {
+            let mut about = external_resource_ids.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+            if let Some(more) = external_resource_ids.len().checked_sub(NAMED).filter(|more| *more > 0) {
+                let _ = write!(about, " and {more} more");
+            }
+            line(format!("{kind} from {}: {about}", self.options.id))
+        });
         ProviderEvent {
             source: self.options.id.clone(),
             kind,
@@ -212,7 +221,7 @@ fn github_summary(event: &str, action: Option<&str>, body: &Value) -> String {
     let text = |pointer: &str| body.pointer(pointer).and_then(Value::as_str);
     let repository = text("/repository/full_name").unwrap_or("github");
     let sender = text("/sender/login").unwrap_or("somebody");
-    let mut line = match event {
+    let text = match event {
         "push" => {
             let count = body.get("commits").and_then(Value::as_array).map_or(0, Vec::len);
             let branch = text("/ref").unwrap_or_default();
@@ -245,10 +254,12 @@ fn github_summary(event: &str, action: Option<&str>, body: &Value) -> String {
             format!("{what}{number} {action} in {repository} by {sender}{title}")
         }
     };
-    if line.chars().count() > 300 {
-        line = line.chars().take(299).chain(['…']).collect();
-    }
-    line
+    line(text)
+}
+
+/// A summary of our own making, of at most 300 characters.
+fn line(text: String) -> String {
+    if text.chars().count() > LINE { text.chars().take(LINE - 1).chain(['…']).collect() } else { text }
 }
 
 fn as_text(value: &Value) -> Option<String> {

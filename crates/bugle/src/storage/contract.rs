@@ -96,6 +96,9 @@ where
         notifications::notif_075_parallel_claims_take_each_record_once,
         notifications::notif_097_pages_follow_a_cursor_and_113_searches_are_literal,
         notifications::ruling_33_a_rollback_makes_notifications_pending_again,
+        notifications::notif_018_what_is_taken_back_is_pending_again,
+        notifications::notif_114_what_another_resource_waits_for_stays,
+        notifications::prov_003_very_many_things_are_asked_for_at_once,
         notifications::prov_003_014_subscriptions_are_kept_and_polled_by_one,
     ];
     run(checks, factory).await;

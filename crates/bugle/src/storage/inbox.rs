@@ -155,6 +155,14 @@ pub enum InboxEnd {
     Dropped,
 }
 
+impl InboxEnd {
+    /// Whether a notification that the entry showed is pending again (NOTIF-018): somebody took it back before a run had
+    /// it. What is dropped is told to its sender instead.
+    pub fn undelivers(self) -> bool {
+        matches!(self, Self::Cancelled | Self::Cleared)
+    }
+}
+
 /// All that a step changes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Commit {

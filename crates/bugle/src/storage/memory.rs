@@ -98,11 +98,11 @@ struct Placed {
 
 impl State {
     fn delete_thread(&mut self, id: &str) -> bool {
-        let existed = self.threads.remove(id).is_some();
+        let removed = self.threads.remove(id);
         for (_, message) in self.order.remove(id).unwrap_or_default() {
             self.messages.remove(&message);
         }
-        self.notifications.delete_thread(id);
+        self.notifications.delete_thread(id, removed.as_ref().map(|thread| thread.resource_id.as_str()));
         self.thread_states.retain(|(thread, _), _| thread != id);
         self.runs.retain(|_, run| *run.thread.thread_id != *id);
         self.parked.retain(|_, run| run.thread.as_ref().is_none_or(|thread| *thread.thread_id != *id));
@@ -110,7 +110,7 @@ impl State {
         self.places.retain(|_, place| *place.thread.thread_id != *id);
         self.placed.retain(|_, placed| *placed.thread.thread_id != *id);
         // The lease stays: its epoch never shrinks (ruling 39).
-        existed
+        removed.is_some()
     }
 
     fn list_threads(&self, query: &ThreadQuery) -> Page<Thread> {
@@ -209,10 +209,10 @@ impl Storage for MemoryStorage {
         if state.waiting.keys().chain(at_work).chain(parked).any(|key| *key.thread_id == *id) {
             return Err(StorageError::Busy { thread: id.to_owned() });
         }
-        resource_id.clone_into(&mut thread.resource_id);
+        let owner = std::mem::replace(&mut thread.resource_id, resource_id.to_owned());
         thread.updated_at = self.clock.now().max(thread.updated_at);
         let thread = thread.clone();
-        state.notifications.transfer(id, resource_id);
+        state.notifications.transfer(id, &owner, resource_id);
         for (_, message) in state.order.get(id).into_iter().flatten() {
             if let Some(message) = state.messages.get_mut(message) {
                 message.resource_id = Some(resource_id.to_owned());
@@ -317,10 +317,15 @@ impl Storage for MemoryStorage {
         &self,
         thread: &ThreadKey,
         ids: &[MessageId],
-        _why: InboxEnd,
+        why: InboxEnd,
     ) -> Result<Vec<MessageId>, StorageError> {
+        let now = self.clock.now();
         let state = &mut *self.state.lock();
-        Ok(ids.iter().filter(|id| state.take_waiting(thread, id).is_some()).cloned().collect())
+        let removed: Vec<_> = ids.iter().filter(|id| state.take_waiting(thread, id).is_some()).cloned().collect();
+        if why.undelivers() {
+            state.notifications.undeliver(&thread.thread_id, &removed, now);
+        }
+        Ok(removed)
     }
 
     async fn update_inbox(&self, entry: InboxEntry) -> Result<bool, StorageError> {

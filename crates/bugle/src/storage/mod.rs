@@ -75,7 +75,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     /// A page of threads (MEM-016, MEM-017).
     async fn list_threads(&self, query: ThreadQuery) -> Result<Page<Thread>, StorageError>;
 
-    /// Deletes the thread and all that belongs to it (MEM-019). `false` if there was none.
+    /// Deletes the thread and all that belongs to it (MEM-019). `false` if there was none. Notifications and subscriptions
+    /// of another resource, which wait for a thread of this id of their own, stay (NOTIF-114).
     async fn delete_thread(&self, id: &str) -> Result<bool, StorageError>;
 
     /// Copies a thread (MEM-020).
@@ -159,7 +160,8 @@ pub trait Storage: fmt::Debug + Send + Sync {
     async fn inbox(&self, thread: &ThreadKey) -> Result<Vec<InboxEntry>, StorageError>;
 
     /// Takes accepted entries out of the journal because they were cancelled, cleared or given up. Returns those that
-    /// were still there (SIG-290).
+    /// were still there (SIG-290). In the same transaction the notifications that they showed are pending again, if `why`
+    /// [`undelivers`](InboxEnd::undelivers) (NOTIF-018).
     async fn remove_inbox(
         &self,
         thread: &ThreadKey,

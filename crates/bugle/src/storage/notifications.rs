@@ -410,6 +410,14 @@ pub mod rules {
         CreatedHow, DueQuery, NewRecord, NotificationQuery, NotificationRecord, RecordChange, StorageError, Timestamp,
     };
 
+    /// Attributes that a record has at most, however many were merged into it (NOTIF-006).
+    pub const ATTRIBUTES_MAX: usize = 64;
+
+    /// Whether what names `resource` is a thread's whose owner is `owner`: its own, or nobody's.
+    pub fn belongs(resource: Option<&str>, owner: Option<&str>) -> bool {
+        resource.is_none_or(|resource| resource.is_empty() || owner == Some(resource))
+    }
+
     fn same_key(held: Option<&str>, given: Option<&str>) -> bool {
         given.is_some_and(|given| !given.is_empty() && held == Some(given))
     }
@@ -468,10 +476,16 @@ pub mod rules {
                 held.delivery_reason.clone_from(&record.delivery_reason);
             }
         }
-        for (held, given) in [(&mut held.attributes, &record.attributes), (&mut held.metadata, &record.metadata)] {
-            if let Some(given) = given {
-                held.get_or_insert_default().extend(given.clone());
+        if let Some(given) = &record.attributes {
+            let held = held.attributes.get_or_insert_default();
+            for (name, value) in given {
+                if held.len() < ATTRIBUTES_MAX || held.contains_key(name) {
+                    held.insert(name.clone(), value.clone());
+                }
             }
+        }
+        if let Some(given) = &record.metadata {
+            held.metadata.get_or_insert_default().extend(given.clone());
         }
     }
 

@@ -85,7 +85,7 @@ pub(super) enum Done {
         epoch: Option<u64>,
         left: Left,
         /// Whether it was written now; `false` if the same row was there (SIG-503).
-        result: Result<bool, StorageError>,
+        result: Result<bool, Error>,
     },
     Recovered(Result<(Vec<InboxEntry>, Vec<RunRecord>), StorageError>),
     /// These were in the journal, and no run had placed them. A removal that failed has removed nothing.
@@ -336,23 +336,28 @@ async fn persist(
     claim: LeaseClaim,
     epoch: Option<u64>,
     mut commit: Commit,
-) -> (Option<u64>, Left, Result<bool, StorageError>) {
+) -> (Option<u64>, Left, Result<bool, Error>) {
     let mut found = Left::default();
-    commit.epoch = match epoch {
-        Some(epoch) => epoch,
-        None => match patiently(|| claim_only(storage, &commit.thread, claim.clone())).await {
-            Ok((Lease::Held { epoch }, left)) => {
-                found = left;
-                epoch
-            }
-            Ok((Lease::HeldBy { owner }, _)) => {
-                let message = format!("thread {} is owned by another process, {owner}", commit.thread);
-                return (None, found, Err(StorageError::Unavailable { message, source: None }));
-            }
-            Err(error) => return (None, found, Err(error)),
-        },
+    if let Some(epoch) = epoch {
+        commit.epoch = epoch;
+        match write_new(storage, commit.clone()).await {
+            // Somebody else has had the thread meanwhile: whose it is now is asked anew.
+            Err(StorageError::StaleEpoch { .. }) => {}
+            written => return (Some(epoch), found, written.map_err(Error::from)),
+        }
+    }
+    commit.epoch = match patiently(|| claim_only(storage, &commit.thread, claim.clone())).await {
+        Ok((Lease::Held { epoch }, left)) => {
+            found = left;
+            epoch
+        }
+        // Whoever sends it takes that for busy, not for a failure of the store (NOTIF-082).
+        Ok((Lease::HeldBy { owner }, _)) => {
+            return (None, found, Err(Error::OwnedElsewhere { thread: commit.thread, owner }));
+        }
+        Err(error) => return (None, found, Err(error.into())),
     };
-    (Some(commit.epoch), found, write_new(storage, commit).await)
+    (Some(commit.epoch), found, write_new(storage, commit).await.map_err(Error::from))
 }
 
 /// Writes a row under an id that is new, or was used for the same (SIG-503).

@@ -2,7 +2,9 @@
 
 mod crashes;
 mod dispatch;
+mod elsewhere;
 mod ingress;
+mod taken_back;
 
 use std::{sync::Arc, time::Duration};
 

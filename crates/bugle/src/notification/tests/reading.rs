@@ -46,6 +46,7 @@ async fn notif_092_read_shows_the_content_as_a_signal() {
     let courier = courier(false, woken);
     let waiting = taken(&courier, NewNotification { payload: Some(json!({"tests": ["<a>"]})), ..ci("low") }).await;
     let shown = taken(&courier, ci("urgent")).await;
+    courier.place(shown.delivered_signal_id).await;
     let before = courier.sent.lock().len();
     let read = tool(&courier, json!({"action": "read"})).await.unwrap();
     assert_eq!(
@@ -65,6 +66,20 @@ async fn notif_092_read_shows_the_content_as_a_signal() {
         assert_eq!(again["alreadyRead"], 1);
     }
     assert_eq!(courier.sent.lock().len(), before + 1);
+}
+
+#[tokio::test]
+async fn notif_018_a_delivered_record_that_nothing_shows_can_be_read() {
+    let courier = courier(false, woken);
+    // Its signal was accepted, and taken back before any run had it.
+    let record = taken(&courier, ci("urgent")).await;
+    assert_eq!(record.status, "delivered");
+    let read = tool(&courier, json!({"action": "read", "id": record.id})).await.unwrap();
+    assert_eq!((&read["delivered"], &read["markedSeen"]), (&json!(1), &json!(0)));
+    assert_eq!(courier.sent.lock().len(), 2);
+    let again = courier.record(&record.id).await;
+    assert_eq!((again.status.as_str(), again.delivered_signal_id.is_some()), ("seen", true));
+    assert_ne!(again.delivered_signal_id, record.delivered_signal_id, "what shows it now");
 }
 
 #[tokio::test]

@@ -8,9 +8,9 @@ use super::{Checked, at, key, object, with_thread};
 use crate::{
     id::MessageId,
     storage::{
-        Commit, CreatedHow, DueQuery, NewRecord, NotificationCursor, NotificationQuery, NotificationRecord,
-        NotificationStore, ProviderSubscription, ProviderSubscriptions, RecordChange, RecordClaim, RecordKey,
-        SharedStorage, StorageError, SubscriptionQuery,
+        Accept, Commit, CreatedHow, DueQuery, InboxEnd, NewRecord, NotificationCursor, NotificationQuery,
+        NotificationRecord, NotificationStore, ProviderSubscription, ProviderSubscriptions, RecordChange, RecordClaim,
+        RecordKey, SharedStorage, StorageError, SubscriptionQuery,
     },
 };
 
@@ -374,6 +374,107 @@ pub(super) async fn ruling_33_a_rollback_makes_notifications_pending_again(store
     assert_eq!((first.status.as_str(), first.delivered_at, first.delivered_signal_id), ("pending", None, None));
     assert!(first.deliver_at.is_some(), "it is due");
     assert_eq!(domain(&store).get("t1", "n2").await?, Some(shown("n2", "s2")));
+    Ok(())
+}
+
+pub(super) async fn notif_018_what_is_taken_back_is_pending_again(store: SharedStorage) -> Checked {
+    with_thread(&*store).await?;
+    let entries = ["s1", "s2", "s3", "s4"].map(super::entry).to_vec();
+    let accept = Accept { entries, thread: key(), claim: None, check_only: false, create_thread: false };
+    store.accept(accept).await?;
+    for (id, signal) in [("n1", "s1"), ("n2", "s2"), ("n3", "s3"), ("n4", "s4")] {
+        let shown = NotificationRecord {
+            status: "delivered".into(),
+            delivered_at: Some(at(1)),
+            delivered_signal_id: Some(signal.into()),
+            ..record(id, 1)
+        };
+        domain(&store).create(new(shown)).await?;
+    }
+    for (signals, why) in
+        [(vec!["s1", "none"], InboxEnd::Cancelled), (vec!["s2"], InboxEnd::Cleared), (vec!["s3"], InboxEnd::Dropped)]
+    {
+        let signals: Vec<MessageId> = signals.into_iter().map(MessageId::from).collect();
+        store.remove_inbox(&key(), &signals, why).await?;
+    }
+    for (id, is_pending) in [("n1", true), ("n2", true), ("n3", false), ("n4", false)] {
+        let found = domain(&store).get("t1", id).await?.unwrap_or_else(|| panic!("{id} is there"));
+        assert_eq!(found.status, if is_pending { "pending" } else { "delivered" }, "NOTIF-018: {id}");
+        assert_eq!((found.delivered_signal_id.is_none(), found.deliver_at.is_some()), (is_pending, is_pending), "{id}");
+    }
+    Ok(())
+}
+
+pub(super) async fn notif_114_what_another_resource_waits_for_stays(store: SharedStorage) -> Checked {
+    let (domain, kept) = (domain(&store), subscriptions(&store));
+    let subscription = |resource: &str| ProviderSubscription {
+        id: format!("of-{resource}"),
+        agent_id: "helper".into(),
+        provider_id: "github".into(),
+        resource_id: resource.into(),
+        thread_id: "t1".into(),
+        external_resource_id: "acme/app".into(),
+        enabled: true,
+        cursor: None,
+        delivery_options: None,
+        metadata: None,
+        subscribed_at: at(1),
+    };
+    // Bob waits for a thread that is not there yet; Ann makes it and deletes it.
+    let theirs = NotificationRecord { resource_id: Some("bob".into()), ..record("theirs", 1) };
+    domain.create(NewRecord { claim: Some(claim("bobs", 1, 100)), ..new(theirs.clone()) }).await?;
+    kept.subscribe(subscription("bob")).await?;
+    store.delete_thread("t1").await?;
+    with_thread(&*store).await?;
+    for (id, resource) in [("mine", Some("ann")), ("nobodys", None)] {
+        let own = NotificationRecord { resource_id: resource.map(str::to_owned), ..record(id, 2) };
+        domain.create(NewRecord { claim: Some(claim("anns", 1, 100)), ..new(own) }).await?;
+    }
+    kept.subscribe(subscription("ann")).await?;
+    store.transfer_thread("t1", "cid").await?;
+    let owners = domain.list(&NotificationQuery::of_thread("t1")).await?.records;
+    let owner = |id: &str| owners.iter().find(|record| record.id == id).and_then(|record| record.resource_id.clone());
+    let cid = || Some("cid".to_owned());
+    assert_eq!((owner("mine"), owner("nobodys"), owner("theirs")), (cid(), cid(), Some("bob".into())), "MEM-022");
+    assert!(store.delete_thread("t1").await?);
+    let left = domain.list(&NotificationQuery::of_thread("t1")).await?.records;
+    assert_eq!(left, std::slice::from_ref(&theirs), "NOTIF-114");
+    let held = domain.claim(&[theirs.key()], &claim("other", 50, 150)).await?;
+    assert_eq!(held, [], "NOTIF-114: who was about to send it still holds it");
+    let left = kept.list(&SubscriptionQuery::default()).await?;
+    assert_eq!(left, [subscription("bob")], "PROV-015");
+    let again = NewRecord { claim: Some(claim("new", 50, 150)), ..new(record("mine", 3)) };
+    assert!(domain.create(again).await?.claimed, "NOTIF-114: the claims go with their records");
+    Ok(())
+}
+
+pub(super) async fn prov_003_very_many_things_are_asked_for_at_once(store: SharedStorage) -> Checked {
+    let kept = subscriptions(&store);
+    let subscription = |id: &str, external: &str| ProviderSubscription {
+        id: id.into(),
+        agent_id: "helper".into(),
+        provider_id: "github".into(),
+        resource_id: "ann".into(),
+        thread_id: "t1".into(),
+        external_resource_id: external.into(),
+        enabled: true,
+        cursor: None,
+        delivery_options: None,
+        metadata: None,
+        subscribed_at: at(1),
+    };
+    for (id, external) in [("s1", "acme/32999"), ("s2", "acme/0"), ("s3", "acme/web")] {
+        kept.subscribe(subscription(id, external)).await?;
+    }
+    let mut externals: Vec<String> = (0..33_000).map(|number| format!("acme/{number}")).collect();
+    externals.push("acme/0".into());
+    let query = SubscriptionQuery { external_resource_ids: externals, ..SubscriptionQuery::of_provider("github") };
+    let found: Vec<String> = kept.list(&query).await?.into_iter().map(|one| one.id).collect();
+    assert_eq!(found, ["s1", "s2"], "PROV-003: oldest first, each once");
+    assert_eq!(kept.claim_polls(&query, "one", at(0), at(100)).await?.len(), 2);
+    assert_eq!(kept.unsubscribe(&query).await?, 2);
+    let left: Vec<String> = kept.list(&SubscriptionQuery::default()).await?.into_iter().map(|one| one.id).collect();
+    assert_eq!(left, ["s3"]);
     Ok(())
 }
 

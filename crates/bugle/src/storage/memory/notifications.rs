@@ -38,18 +38,31 @@ struct Subscription {
 }
 
 impl Notifications {
-    pub(super) fn delete_thread(&mut self, id: &str) {
-        self.records.swap_remove(id);
-        self.claims.retain(|key, _| key.thread_id != id);
-        self.subscriptions.retain(|held| held.subscription.thread_id != id);
+    /// What is the thread's goes with it; what another resource has under the same id stays (NOTIF-114).
+    pub(super) fn delete_thread(&mut self, id: &str, owner: Option<&str>) {
+        if let Some(records) = self.records.get_mut(id) {
+            records.retain(|_, record| !rules::belongs(record.resource_id.as_deref(), owner));
+            let left = &*records;
+            self.claims.retain(|key, _| key.thread_id != id || left.contains_key(&key.id));
+            if left.is_empty() {
+                self.records.swap_remove(id);
+            }
+        }
+        self.subscriptions.retain(|held| {
+            held.subscription.thread_id != id || !rules::belongs(Some(&held.subscription.resource_id), owner)
+        });
     }
 
-    pub(super) fn transfer(&mut self, thread: &str, resource: &str) {
+    pub(super) fn transfer(&mut self, thread: &str, owner: &str, resource: &str) {
         for record in self.records.get_mut(thread).into_iter().flat_map(IndexMap::values_mut) {
-            record.resource_id = Some(resource.to_owned());
+            if rules::belongs(record.resource_id.as_deref(), Some(owner)) {
+                record.resource_id = Some(resource.to_owned());
+            }
         }
-        for held in self.subscriptions.iter_mut().filter(|held| held.subscription.thread_id == thread) {
-            resource.clone_into(&mut held.subscription.resource_id);
+        for Subscription { subscription, .. } in &mut self.subscriptions {
+            if subscription.thread_id == thread && rules::belongs(Some(&subscription.resource_id), Some(owner)) {
+                resource.clone_into(&mut subscription.resource_id);
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use crate::{
     id::{MessageId, RunId},
     message::StoredMessage,
     signal::Signal,
-    storage::{InboxEnd, NewThread, StorageError},
+    storage::{InboxEnd, NewThread},
     thread::{
         input::{Input, Ticket},
         journal::Op,
@@ -19,6 +19,15 @@ pub(super) struct PersistWrite {
     pub(super) size: usize,
     pub(super) echo: Option<(String, Signal)>,
     pub(super) given_up: bool,
+}
+
+/// Whether a row that could not be written may be written later.
+fn may_work_later(error: &Error) -> bool {
+    match error {
+        Error::Storage(error) => error.is_retryable(),
+        Error::OwnedElsewhere { .. } => true,
+        _ => false,
+    }
 }
 
 impl Actor {
@@ -69,16 +78,21 @@ impl Actor {
         self.journal.push(Op::Persist { ticket, message, create, epoch, consumes });
     }
 
-    pub(super) fn persisted(&mut self, ticket: Ticket, message: &StoredMessage, result: Result<bool, StorageError>) {
+    pub(super) fn persisted(&mut self, ticket: Ticket, message: &StoredMessage, result: Result<bool, Error>) {
         let Some(write) = self.persists.remove(&ticket) else { return };
         let written = result.as_ref().is_ok_and(|new| *new);
-        if let Err(error) = &result {
+        if let Err(Error::OwnedElsewhere { owner, .. }) = &result {
+            tracing::debug!(thread = %self.key, owner, "a row was not written: another process has the thread");
+            if self.epoch > 0 {
+                self.lose();
+            }
+        } else if let Err(error) = &result {
             tracing::error!(thread = %self.key, %error, "a row could not be written");
         }
         if write.given_up {
             let what = match &result {
                 Ok(_) => "it is stored unanswered".to_owned(),
-                Err(error) if error.is_retryable() => {
+                Err(error) if may_work_later(error) => {
                     format!("it could not be stored either ({error}), and stays in the journal to be tried again later")
                 }
                 Err(error) => {
@@ -93,7 +107,7 @@ impl Actor {
             self.thread.log.push(Chunk::agent(&RunId::random(), Payload::Error { error }));
         }
         if let Some(Waiting::Persisted(reply)) = self.replies.remove(&ticket) {
-            let _ = reply.send(result.map(|_| ()).map_err(Error::from));
+            let _ = reply.send(result.map(drop));
         }
         // The echo shows what a load would give (SIG-051), after the write and in order (SIG-341).
         if written
