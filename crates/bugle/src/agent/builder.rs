@@ -11,7 +11,7 @@ use crate::{
     memory::MemoryOptions,
     model::SharedModel,
     notification::DeliveryPolicy,
-    processor::{Parts, Processor, Processors, SharedProcessor},
+    processor::{List, Parts, Processor, Processors, SharedProcessor},
     provider::SharedProvider,
     run::RunOptions,
     scorer::TaskCompletion,
@@ -300,9 +300,10 @@ impl AgentBuilder {
         inner.default_options.check().map_err(|error| {
             Error::configuration(format!("the default options of agent {} are wrong: {error}", inner.id))
         })?;
-        for list in [&inner.input_processors, &inner.output_processors, &inner.error_processors] {
+        let lists = [&inner.input_processors, &inner.output_processors, &inner.error_processors];
+        for (list, of) in lists.into_iter().zip(List::ALL) {
             if let Dynamic::Value(list) = list {
-                list.check()
+                list.check(of)
                     .map_err(|error| Error::configuration(format!("processors of agent {}: {error}", inner.id)))?;
             }
         }
