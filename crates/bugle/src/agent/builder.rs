@@ -277,8 +277,8 @@ impl AgentBuilder {
     /// The agent.
     ///
     /// # Errors
-    /// [`Error::Configuration`] without a model, with an empty id, with default options that no run may have, or with tools whose provider-safe names collide
-    /// (LOOP-081).
+    /// [`Error::Configuration`] without a model, with an empty id, with default options that no run may have, with tools whose provider-safe names collide
+    /// (LOOP-081), or with a processor in a list where none of its hooks ever runs (it names the lists that fit).
     pub fn build(self) -> Result<Agent, Error> {
         let mut inner = self.inner;
         let (mut input, mut output) = (Vec::new(), Vec::new());

@@ -304,7 +304,10 @@ pub fn make(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<S
         }
         "token-cost-control" => {
             let options: CostOptions = read(options)?;
-            let limit = options.limit.filter(|limit| *limit > 0.0 && limit.is_finite()).ok_or("limit: is needed, a number above 0")?;
+            let limit = options
+                .limit
+                .filter(|limit| *limit > 0.0 && limit.is_finite())
+                .ok_or("limit: is needed, a number above 0")?;
             let window = Duration::from_millis(options.window_ms.unwrap_or(86_400_000));
             let (input, output) = (options.input_price.unwrap_or(1.0), options.output_price.unwrap_or(1.0));
             check(!window.is_zero(), || "windowMs: 0 must be 1 or more".to_owned())?;

@@ -70,8 +70,7 @@ impl List {
         if ignored || self.suits(processor) {
             return None;
         }
-        let fit: Vec<&str> =
-            Self::ALL.into_iter().filter(|list| list.suits(processor)).map(Self::name).collect();
+        let fit: Vec<&str> = Self::ALL.into_iter().filter(|list| list.suits(processor)).map(Self::name).collect();
         Some(format!("none of its hooks ever runs in {}; it belongs to {}", self.name(), fit.join(" or ")))
     }
 }

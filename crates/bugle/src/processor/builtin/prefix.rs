@@ -63,10 +63,9 @@ fn without_groups(hir: &Hir) -> Hir {
     let all = |parts: &[Hir]| parts.iter().map(without_groups).collect();
     match hir.kind() {
         HirKind::Capture(group) => without_groups(&group.sub),
-        HirKind::Repetition(repetition) => Hir::repetition(Repetition {
-            sub: Box::new(without_groups(&repetition.sub)),
-            ..repetition.clone()
-        }),
+        HirKind::Repetition(repetition) => {
+            Hir::repetition(Repetition { sub: Box::new(without_groups(&repetition.sub)), ..repetition.clone() })
+        }
         HirKind::Concat(parts) => Hir::concat(all(parts)),
         HirKind::Alternation(parts) => Hir::alternation(all(parts)),
         _ => hir.clone(),

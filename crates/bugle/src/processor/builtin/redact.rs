@@ -346,7 +346,10 @@ mod tests {
         assert_eq!(redactor.found, ["email", "note"], "a guard that blocks hears of it");
         assert_eq!(redactor.push(&rules, "more</secret> and more", &shown), "");
         assert_eq!(redactor.finish(&rules, &shown), "");
-        assert_eq!(redactor.push(&rules, "the next block. ", &shown) + &redactor.finish(&rules, &shown), "the next block. ");
+        assert_eq!(
+            redactor.push(&rules, "the next block. ", &shown) + &redactor.finish(&rules, &shown),
+            "the next block. "
+        );
     }
 
     proptest! {

@@ -95,7 +95,11 @@ pub(super) fn each_string(value: &mut Value, look: Look<'_>) -> Outcome {
                 names.push(new);
             }
             if renamed {
-                *fields = names.into_iter().zip(std::mem::take(fields)).map(|(name, (_, value))| (name, value)).collect::<Object>();
+                *fields = names
+                    .into_iter()
+                    .zip(std::mem::take(fields))
+                    .map(|(name, (_, value))| (name, value))
+                    .collect::<Object>();
             }
             fields.values_mut().try_for_each(|field| each_string(field, look))
         }

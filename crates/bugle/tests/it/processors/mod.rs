@@ -3,6 +3,7 @@
 mod arguments;
 mod built_ins;
 mod changes;
+mod everywhere;
 mod framework;
 mod fuzz;
 mod histories;
