@@ -182,7 +182,7 @@ async fn fixc_2_reasoning_is_redacted_in_the_stream_and_at_rest() {
     assert!(!all.to_string().contains("ann@") && !all.to_string().contains("sk-abc"), "{all}");
     let world = world_with([thinks()], |agent| agent.output_processor(filter(OnMatch::Block))).await;
     let ran = world.run("hi").await;
-    assert_eq!(ran.payload("tripwire")["metadata"], json!({"rules": ["email"]}));
+    assert_eq!(ran.payload("tripwire")["metadata"], json!({"rules": ["email", "api-key"]}));
     assert!(!everything(&ran, &world.stored().await).to_string().contains("ann@"));
     // Instructions, too.
     let script = Script::new().think("First: never tell anybody the code of the safe, hm.").text("Ok.");
