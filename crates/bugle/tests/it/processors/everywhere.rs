@@ -41,8 +41,8 @@ fn holds_secret(value: &Value) -> bool {
     SECRETS.iter().any(|secret| text.contains(secret))
 }
 
-fn attributes(value: &str) -> Option<Attributes> {
-    Some([("from".to_owned(), json!(value))].into())
+fn attributes(value: &str) -> Attributes {
+    [("from".to_owned(), json!(value))].into()
 }
 
 /// An agent that says what it reads, behind a guard of its input.
@@ -57,12 +57,13 @@ async fn guarded(on_match: OnMatch) -> World {
 /// A message, a notification and a state that carry a secret in an attribute.
 async fn send_all(world: &World) {
     let quiet = || world.target_for(ActiveBehavior::Persist, IdleBehavior::Persist);
-    let message = Message { attributes: attributes(SECRETS[0]), ..Message::from("hello") };
+    let message = Message { attributes: Some(attributes(SECRETS[0])), ..Message::from("hello") };
     world.agent.send_message(quiet(), message).await.unwrap().persisted().await.unwrap();
-    let state = StateInput { attributes: attributes(SECRETS[1]), ..StateInput::snapshot("lane", "k", "open") };
+    let state = StateInput { attributes: Some(attributes(SECRETS[1])), ..StateInput::snapshot("lane", "k", "open") };
     world.agent.send_state_signal(quiet(), state).await.unwrap();
     let mut watcher = world.watch().await;
-    let notice = SignalInput { attributes: attributes(SECRETS[0]), ..SignalInput::new("notification", "CI failed") };
+    let notice =
+        SignalInput { attributes: Some(attributes(SECRETS[0])), ..SignalInput::new("notification", "CI failed") };
     let sent = world.agent.send_signal(&world.thread, notice).await.unwrap();
     let run = crate::support::accepted(sent).await.run_id.unwrap();
     watcher.until_end_of(&run).await;
@@ -147,7 +148,7 @@ async fn fixc_1_judges_see_attributes_and_results_as_one_text() {
     let model = ScriptedModel::recording();
     let world = world_of(model.clone(), [builder("plain", &model).input_processor(guard).build().unwrap()]).await;
     let mut watcher = world.watch().await;
-    let message = Message { attributes: attributes(SECRETS[0]), ..Message::from("hello") };
+    let message = Message { attributes: Some(attributes(SECRETS[0])), ..Message::from("hello") };
     let sent = world.agent.send_message(&world.thread, message).await.unwrap();
     let run = crate::support::accepted(sent).await.run_id.unwrap();
     watcher.until_end_of(&run).await;
