@@ -220,7 +220,7 @@ impl Agent {
     pub(crate) fn judges_input(&self) -> bool {
         match &self.inner.input_processors {
             Dynamic::Value(list) => list.iter().any(|processor| processor.hooks().has(Hook::Input)),
-            _ => true,
+            Dynamic::Per(_) => true,
         }
     }
 

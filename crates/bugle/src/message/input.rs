@@ -499,7 +499,9 @@ pub fn trailing_input(stored: &[StoredMessage], incoming: Vec<StoredMessage>) ->
     if stored.is_empty() {
         return incoming;
     }
-    let known: HashSet<&MessageId> = stored.iter().map(|message| &message.id).collect();
+    // What a guard blocked is judged again (ruling 34).
+    let known: HashSet<&MessageId> =
+        stored.iter().filter(|message| !message.is_blocked()).map(|message| &message.id).collect();
     let start = incoming.iter().rposition(|message| message.role == Role::Assistant).map_or(0, |last| last + 1);
     let mut taken: Vec<StoredMessage> = incoming
         .into_iter()
@@ -529,10 +531,7 @@ fn unanswered(stored: &[StoredMessage]) -> Vec<&StoredMessage> {
             && message.content.parts.iter().any(|part| !matches!(part, Part::Error(_) | Part::StepStart(_)))
     };
     let start = stored.iter().rposition(is_reply).map_or(0, |last| last + 1);
-    stored[start..]
-        .iter()
-        .filter(|message| message.role == Role::User && message.content.meta("blocked").is_none())
-        .collect()
+    stored[start..].iter().filter(|message| message.role == Role::User && !message.is_blocked()).collect()
 }
 
 /// Role, text and files (MEM-062).

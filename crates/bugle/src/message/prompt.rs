@@ -28,9 +28,15 @@ impl Default for PromptOptions {
 pub const HISTORY_EXTRA: u32 = 16;
 
 /// The newest `limit` rows of `rows` (oldest first), extended backwards to the input that the first of them answers if
-/// they would start with an assistant row (MEM-088). Not extended if that input is not among `rows`.
+/// they would start with an assistant row (MEM-088). Not extended if that input is not among `rows`. Rows that a guard
+/// blocked come along and do not count: no prompt has them (ruling 34).
 pub fn history_window(rows: &[StoredMessage], limit: usize) -> &[StoredMessage] {
-    let cut = rows.len().saturating_sub(limit);
+    let mut counted = 0;
+    let first = rows.iter().rposition(|row| {
+        counted += usize::from(!row.is_blocked());
+        !row.is_blocked() && counted == limit
+    });
+    let cut = if limit == 0 { rows.len() } else { first.unwrap_or(0) };
     let (before, kept) = rows.split_at(cut);
     if kept.first().is_none_or(|first| first.role != Role::Assistant) {
         return kept;

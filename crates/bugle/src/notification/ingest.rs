@@ -13,7 +13,10 @@ use crate::{
     id::ThreadKey,
     runtime::{Action, IdleBehavior, IfActive, IfIdle, Target},
     signal::validate_attributes,
-    storage::{CreatedHow, InputMode, NOTIFICATION_PRIORITIES, NewRecord, NotificationRecord, RecordChange, RecordKey},
+    storage::{
+        CreatedHow, InputMode, NOTIFICATION_PRIORITIES, NewRecord, NotificationRecord, RecordChange, RecordClaim,
+        RecordKey,
+    },
 };
 
 /// Payload and metadata of one record, at most, as JSON text.
@@ -209,11 +212,12 @@ async fn summarise(
     let mut last = slot.lock().await;
     let mut earlier = Vec::new();
     if let Some(last) = last.take() {
-        earlier = withdraw(courier, agent_id, &thread, &last, record).await?;
+        earlier = withdraw(courier, agent_id, &thread, &last, held).await?;
     }
     let covered: Vec<&NotificationRecord> = earlier.iter().chain([record]).collect();
     let id = signal_id("summary", &covered);
-    store.intend(&[record.key()], &held.token, &id).await?;
+    // Should this process die now, the next one sees of each of them whether this went out (NOTIF-075).
+    store.intend(&deliver::keys(covered.iter().copied()), &held.token, &id).await?;
     let mut signal = render::summary(&covered, courier.state().options.render_id);
     signal.id = Some(id.clone());
     // NOTIF-016: if the run has ended meanwhile, a summary of `high` wakes nobody; the full delivery will.
@@ -229,12 +233,8 @@ async fn summarise(
     match sent {
         Ok(outcome) if matches!(outcome.action, Action::Wake | Action::Deliver | Action::Persist) => {
             if !earlier.is_empty() {
-                let change = RecordChange {
-                    only_pending: true,
-                    summary_at: Some(None),
-                    summary_signal_id: Some(id.clone()),
-                    ..RecordChange::at(now)
-                };
+                let change =
+                    RecordChange { summary_at: Some(None), summary_signal_id: Some(id.clone()), ..held.change(now) };
                 store.update_all(&deliver::keys(&earlier), change).await?;
             }
             let change = RecordChange { summary_at: Some(None), summary_signal_id: Some(id.clone()), ..change };
@@ -242,6 +242,7 @@ async fn summarise(
             Ok(Settled { record: held.write(courier, change).await?, outcome: Some(outcome), error: None })
         }
         Ok(outcome) => {
+            store.release(&deliver::keys(&earlier), &held.token).await?;
             let change = RecordChange { summary_at: Some(Some(now.plus(RETRY_FIRST))), ..change };
             Ok(Settled { record: held.write(courier, change).await?, outcome: Some(outcome), error: None })
         }
@@ -255,28 +256,40 @@ async fn summarise(
     }
 }
 
-/// Takes the last summary back if no run has it yet; gives its records that are still pending. Until the new one is out,
-/// they are due for a summary, so that a crash in between loses nothing.
+/// Takes the last summary back if no run has it yet; gives its records that are still pending, under the claim of the new
+/// one. Until the new summary is out they are due for one, so that a crash in between loses nothing, and intended to be
+/// shown by the old one, so that it shows nothing twice if the old one stays.
 async fn withdraw(
     courier: &dyn Courier,
     agent_id: &str,
     thread: &ThreadKey,
     last: &LastSummary,
-    new: &NotificationRecord,
+    new: &Held,
 ) -> Result<Vec<NotificationRecord>, Error> {
     if last.keys.len() >= SUMMARY_MAX || !courier.waits(agent_id, thread, &last.signal_id).await {
         return Ok(Vec::new());
     }
     let store = courier.store()?;
     let now = courier.now();
-    let due = |at| RecordChange { if_status: Some(&["pending"]), summary_at: Some(at), ..RecordChange::at(now) };
-    let own = new.key();
+    let due = |at, release| RecordChange {
+        if_claimed: Some(new.token.clone()),
+        only_pending: true,
+        summary_at: Some(at),
+        release,
+        ..RecordChange::at(now)
+    };
+    let own = new.record.key();
     let keys: Vec<RecordKey> = last.keys.iter().filter(|key| **key != own).cloned().collect();
-    let pending = store.update_all(&keys, due(Some(now.plus(SAFETY_TIME)))).await?;
+    let claim = RecordClaim { token: new.token.clone(), ..State::claim(now) };
+    let claimed = store.claim(&keys, &claim).await?;
+    let (pending, gone): (Vec<_>, Vec<_>) = claimed.into_iter().partition(|record| record.status == "pending");
+    store.release(&deliver::keys(&gone), &new.token).await?;
+    store.intend(&deliver::keys(&pending), &new.token, &last.signal_id).await?;
+    let pending = store.update_all(&deliver::keys(&pending), due(Some(now.plus(SAFETY_TIME)), false)).await?;
     if courier.withdraw(agent_id, thread, &last.signal_id).await {
         return Ok(pending);
     }
-    store.update_all(&deliver::keys(&pending), due(None)).await?;
+    store.update_all(&deliver::keys(&pending), due(None, true)).await?;
     Ok(Vec::new())
 }
 

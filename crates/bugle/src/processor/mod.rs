@@ -280,6 +280,12 @@ pub trait Processor: Send + Sync {
         OnError::Abort
     }
 
+    /// Whether an answer may be stored only once this one has judged it, in `process_output_step` or `process_output_result`.
+    /// Then what was said until an abort or a failure is not kept: nobody has judged it. Default: no.
+    fn judges_answers(&self) -> bool {
+        false
+    }
+
     /// It has stopped something, in whichever hook. A panic in here is swallowed (PROC-057).
     fn on_violation(&self, violation: &Violation) {}
 

@@ -166,6 +166,13 @@ impl Runner {
         std::mem::replace(&mut self.slots, slots)
     }
 
+    /// Whether an output processor has to judge an answer before it may be read again.
+    pub(crate) fn judges_answers(&self) -> bool {
+        let judging = [Hook::OutputStep, Hook::OutputResult];
+        let judges = |hooks: HookSet| judging.iter().any(|hook| hooks.has(*hook));
+        self.output.iter().any(|entry| judges(entry.hooks) && entry.processor.judges_answers())
+    }
+
     /// How often a step may be tried again (PROC-053).
     pub(crate) fn step_retries(&self) -> Option<u32> {
         self.max_retries

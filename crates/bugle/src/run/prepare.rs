@@ -147,6 +147,8 @@ pub(super) async fn prepare(
     if let Some(input) = input {
         let calls: Vec<String> = input.tool_results.iter().map(|result| result.tool_call_id.clone()).collect();
         (completed, first_messages) = take_input(input, &mut history, inner, thread.as_ref(), !parts.own_filter);
+        // A blocked message that is sent again takes the place of its row.
+        history.retain(|row| !(row.is_blocked() && first_messages.iter().any(|message| message.id == row.id)));
         for message in history.iter_mut().chain(&mut first_messages) {
             map_for_model(message, &calls, &agent);
         }
@@ -220,6 +222,9 @@ fn refused(error: &Error) -> ErrorInfo {
     ErrorInfo::new("InvalidOptions", error.to_string())
 }
 
+/// So many blocked rows are looked past at most.
+const BLOCKED_MAX: u32 = 1_000;
+
 async fn load_history(
     storage: &SharedStorage,
     thread: &ThreadKey,
@@ -236,10 +241,20 @@ async fn load_history(
     if wanted == 0 {
         return Ok((Vec::new(), true));
     }
-    let rows = storage.recent_messages(thread, wanted.saturating_add(HISTORY_EXTRA)).await;
-    let rows = rows.map_err(|error| storage_error(&error))?;
+    let enough = wanted.saturating_add(HISTORY_EXTRA);
+    let mut asked = enough;
+    let rows = loop {
+        let rows = storage.recent_messages(thread, asked).await.map_err(|error| storage_error(&error))?;
+        let blocked = rows.iter().filter(|row| row.is_blocked()).count();
+        // Whoever may send must not be able to push the conversation out of sight (ruling 34).
+        let is_short = rows.len() - blocked < enough as usize && rows.len() >= asked as usize;
+        if !is_short || asked >= enough.saturating_add(BLOCKED_MAX) {
+            break rows;
+        }
+        asked = asked.saturating_mul(4).min(enough.saturating_add(BLOCKED_MAX));
+    };
     let window = history_window(&rows, wanted as usize);
-    let cut = window.len() < rows.len() || rows.len() >= wanted.saturating_add(HISTORY_EXTRA) as usize;
+    let cut = window.len() < rows.len() || rows.len() >= asked as usize;
     Ok((window.to_vec(), cut))
 }
 
@@ -259,7 +274,8 @@ fn take_input(
         trailing_input(history, input.messages)
     } else {
         // Somebody else's filter decides, but what is stored is not overwritten (MEM-063).
-        let is_new = |message: &StoredMessage| history.iter().all(|stored| stored.id != message.id);
+        let is_new =
+            |message: &StoredMessage| history.iter().all(|stored| stored.id != message.id || stored.is_blocked());
         input.messages.into_iter().filter(is_new).collect()
     };
     completed.extend(complete_tool_calls(&mut messages, &input.tool_results));

@@ -47,6 +47,8 @@ pub(crate) struct Judges {
     pub(crate) step: bool,
     /// The answer is judged before its last write.
     pub(crate) result: bool,
+    /// What was said is kept only once it is judged ([`crate::processor::Processor::judges_answers`]).
+    pub(crate) answers: bool,
     /// How often a rejected step is tried again; never if nobody says (PROC-053).
     pub(crate) retries: Option<u32>,
 }

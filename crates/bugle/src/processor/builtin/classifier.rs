@@ -350,6 +350,10 @@ impl Processor for Classifier {
         HookSet::of(&[Hook::Input, Hook::OutputStep])
     }
 
+    fn judges_answers(&self) -> bool {
+        !matches!(self.strategy, Strategy::Warn)
+    }
+
     fn on_error(&self) -> OnError {
         OnError::Abort
     }

@@ -86,6 +86,7 @@ impl Hooks {
             stream: runner.has(Hook::OutputStream),
             step: runner.has(Hook::OutputStep) || runner.has(Hook::LlmResponse),
             result: runner.has(Hook::OutputResult),
+            answers: runner.judges_answers(),
             retries: runner.step_retries(),
         }
     }

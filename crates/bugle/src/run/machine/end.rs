@@ -54,10 +54,17 @@ impl RunMachine {
         }
         // What was shown is kept (LOOP-142); calls that were not run are not (R31b).
         if self.calls.is_empty() {
-            self.keep_response(false, now);
+            self.keep_cut_response(now);
         }
         self.keep_error(&error, now);
         self.end(Ending::Failed(error), now, effects);
+    }
+
+    /// Keeps what was said of a response that was cut off, unless a processor would have to judge it first.
+    fn keep_cut_response(&mut self, now: Timestamp) {
+        if !self.settings.judges.answers {
+            self.keep_response(false, now);
+        }
     }
 
     pub(super) fn keep_error(&mut self, error: &ErrorInfo, now: Timestamp) {
@@ -89,13 +96,13 @@ impl RunMachine {
                 for payload in self.response.close_all() {
                     effects.push(self.chunk(payload));
                 }
-                self.keep_response(false, now);
+                self.keep_cut_response(now);
                 self.end_aborted(now, effects);
             }
             // The results of what stops in time are kept (LOOP-134).
             Phase::Tools => effects.push(RunEffect::CancelTools),
             Phase::Guarding(Guarding::Step) => {
-                self.keep_response(false, now);
+                self.keep_cut_response(now);
                 self.end_aborted(now, effects);
             }
             Phase::Scoring | Phase::Guarding(Guarding::Result { .. }) => self.end_aborted(now, effects),

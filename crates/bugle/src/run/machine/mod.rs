@@ -401,7 +401,7 @@ impl RunMachine {
         let own = match ending {
             Ending::Finished => 2,
             Ending::Failed(_) | Ending::Aborted => 1 + u64::from(!self.started),
-            Ending::Tripped(_) => 2,
+            Ending::Tripped(_) => 2 + u64::from(!self.started),
             Ending::Parked => 0,
         };
         own + echoes.len() as u64
@@ -452,18 +452,25 @@ impl RunMachine {
             RunEvent::RetryRequest => self.retry_request(now, effects),
             RunEvent::Tripped { tripwire, error, inputs, messages } => {
                 self.note_wake(&inputs, &messages);
+                let mut echoes = Vec::new();
                 for entry in inputs {
+                    // People see it, as after a reload (ruling 34); the `tripwire` says what became of it.
+                    echoes.push(entry.signal.echo(&self.settings.run_id));
                     self.reject(entry, &tripwire, now);
                 }
                 for mut message in messages {
                     mark_blocked(&mut message, &tripwire);
                     self.transcript.add_input(message);
                 }
-                match error {
-                    _ if self.aborting => self.end_aborted(now, effects),
-                    Some(error) => self.end(Ending::Failed(error), now, effects),
-                    None => self.end(Ending::Tripped(tripwire), now, effects),
-                }
+                let ending = match error {
+                    _ if self.aborting => {
+                        self.mark_aborted();
+                        Ending::Aborted
+                    }
+                    Some(error) => Ending::Failed(error),
+                    None => Ending::Tripped(tripwire),
+                };
+                self.end_with(ending, echoes, now, effects);
             }
             RunEvent::Committed => self.committed(now, effects),
             RunEvent::CommitFailed(error) => self.commit_failed(error, effects),

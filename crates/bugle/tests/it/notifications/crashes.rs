@@ -142,6 +142,64 @@ async fn notif_075_a_death_at_any_write_of_a_full_delivery() {
     every_death(&["high"], "[[say ok]] the event").await;
 }
 
+/// On a busy thread, a summary that no run has taken in is replaced by one that covers its records too, and the process dies
+/// after each number of writes.
+#[tokio::test(start_paused = true)]
+async fn notif_043_075_a_death_at_any_write_of_a_summary_that_replaces_one() {
+    use bugle::model::{Gate, Script};
+    for writes in 0.. {
+        let clock = clock();
+        let memory = Arc::new(MemoryStorage::with_clock(clock.clone()));
+        let gate = Gate::new();
+        let answers = std::iter::once(Script::new().text("busy").gate(&gate));
+        let model = ScriptedModel::with_responses(answers.chain((0..40).map(|_| Script::from("ok"))));
+        let thread = ThreadKey::new("user", "thread");
+        let mortal = Faulty::on(&memory, Some(writes));
+        let storage: SharedStorage = mortal.clone();
+        let agent = support::agent("plain", &model);
+        let first = runtime(&storage, &clock, NotificationOptions::default(), [agent]).await;
+        let agent = first.agent("plain").unwrap();
+        if let Ok(mut sent) = agent.send_message(&thread, "hi").await {
+            let _ = sent.accepted().await;
+        }
+        tokio::select! {
+            () = gate.reached() => {}
+            () = pass(1) => {}
+        }
+        let mut accepted = 0;
+        for n in 0..3 {
+            accepted += usize::from(agent.send_notification(event("medium", &format!("event {n}."))).await.is_ok());
+        }
+        first.shutdown(Duration::ZERO).await;
+        let died = mortal.is_dead();
+        gate.open();
+
+        let storage: SharedStorage = Faulty::on(&memory, None);
+        let agent = support::agent("plain", &model);
+        let second = runtime(&storage, &clock, NotificationOptions::default(), [agent]).await;
+        pass(400).await;
+        let what = format!("after {writes} writes");
+        let records = records(&storage).await;
+        assert!(records.len() >= accepted, "{what}: what was accepted is there");
+        let stored = storage.recent_messages(&thread, u32::MAX).await.unwrap();
+        for record in &records {
+            let tells = |row: &bugle::message::StoredMessage| {
+                let metadata = &bugle::json::json!(row)["content"]["metadata"]["signal"]["metadata"];
+                let names = metadata["notificationIds"].as_array().into_iter().flatten();
+                names.chain([&metadata["notification"]["recordId"]]).any(|id| *id == record.id.as_str())
+            };
+            let told = stored.iter().filter(|row| tells(row)).count();
+            assert_eq!(told, 1, "{what}: {record:?}");
+            assert!(record.due_at().is_none(), "{what}: none is stuck: {record:?}");
+        }
+        second.shutdown(Duration::ZERO).await;
+        if !died {
+            assert!(writes > 8, "the process lived through all of it");
+            return;
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn notif_023_a_death_at_any_write_of_a_batch() {
     every_death(&["urgent", "urgent"], "[[say ok]] the event").await;

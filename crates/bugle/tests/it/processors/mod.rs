@@ -1,6 +1,7 @@
 //! Processors and state lanes in running agents (PROC, STATE).
 
 mod arguments;
+mod blocked;
 mod built_ins;
 mod changes;
 mod everywhere;

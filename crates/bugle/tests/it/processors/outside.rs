@@ -242,7 +242,8 @@ async fn ruling_34_what_was_persisted_is_judged_by_the_first_run_that_reads_it()
     assert_eq!(asked, ["pin [number]", "fine", "<state>good</state>", "hello"]);
     let rows = world.stored().await;
     assert!(!rows.iter().any(bugle::message::StoredMessage::is_unjudged), "judged once");
-    let blocked: Vec<_> = rows.iter().filter(|row| row.is_blocked()).map(|row| row.joined_text()).collect();
+    let blocked: Vec<_> =
+        rows.iter().filter(|row| row.is_blocked()).map(bugle::message::StoredMessage::joined_text).collect();
     assert_eq!(blocked, ["forbidden words", "forbidden state"], "kept for people");
     assert_eq!(tracking(&world, "a").await.unwrap().current_cache_key, "good");
     for text in ["one", "two", "three"] {
