@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bugle::{
     json::{Object, Value},
     processor::{
-        SharedProcessor,
+        List, SharedProcessor,
         catalog::{NAMES, Surroundings, make},
     },
 };
@@ -35,6 +35,7 @@ impl Reader<'_> {
                 return Vec::new();
             }
         };
+        let list = List::ALL.into_iter().find(|list| list.name() == key.name);
         let mut made: Vec<SharedProcessor> = Vec::new();
         for item in items {
             let (name, options) = match (&item.data, item.as_str()) {
@@ -69,7 +70,10 @@ impl Reader<'_> {
                 {
                     self.at(item.line, item.column, format!("{}: {name} is in the list twice", key.name));
                 }
-                Ok(processor) => made.push(processor),
+                Ok(processor) => match list.and_then(|list| list.refuses(&*processor)) {
+                    Some(reason) => self.at(item.line, item.column, format!("{}: {name}: {reason}", key.name)),
+                    None => made.push(processor),
+                },
                 Err(message) => self.at(item.line, item.column, format!("{}.{name}: {message}", key.name)),
             }
         }

@@ -242,6 +242,27 @@ fn cli_011_012_processors_are_named_with_their_options() {
     assert_eq!(wrong[3], "agents/a.md:6:1: outputProcessors: must be a list of names, or of NAME: OPTIONS");
 }
 
+#[test]
+fn fixc_3_4_processors_in_lists_where_they_never_work_and_options_out_of_range() {
+    let wrong = problems(
+        "---\ninputProcessors:\n  - system-prompt-scrubber\noutputProcessors:\n  - agents-md-injector\n  - \
+         prefill-error-handler\n  - message-history\nerrorProcessors:\n  - regex-filter: { presets: [email] }\n---\nHelp.",
+    );
+    assert_eq!(
+        wrong,
+        [
+            "agents/a.md:3:5: inputProcessors: system-prompt-scrubber: none of its hooks ever runs in inputProcessors; it \
+             belongs to outputProcessors",
+            "agents/a.md:5:5: outputProcessors: agents-md-injector: none of its hooks ever runs in outputProcessors; it \
+             belongs to inputProcessors",
+            "agents/a.md:9:5: errorProcessors: regex-filter: none of its hooks ever runs in errorProcessors; it belongs to \
+             inputProcessors or outputProcessors",
+        ]
+    );
+    let wrong = problems("---\noutputProcessors:\n  - batch-parts: { size: 0 }\n---\nHelp.");
+    assert_eq!(wrong, ["agents/a.md:3:5: outputProcessors.batch-parts: size: 0 must be 1 or more"]);
+}
+
 fn many(files: &[(&str, &str)]) -> (Vec<Served>, Vec<String>) {
     let (_directory, settings, models) = project(files, DEFAULT);
     let found = loaded(&settings, &models);

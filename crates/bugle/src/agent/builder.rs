@@ -11,7 +11,7 @@ use crate::{
     memory::MemoryOptions,
     model::SharedModel,
     notification::DeliveryPolicy,
-    processor::{Parts, Processor, Processors, SharedProcessor},
+    processor::{List, Parts, Processor, Processors, SharedProcessor},
     provider::SharedProvider,
     run::RunOptions,
     scorer::TaskCompletion,
@@ -277,8 +277,8 @@ impl AgentBuilder {
     /// The agent.
     ///
     /// # Errors
-    /// [`Error::Configuration`] without a model, with an empty id, with default options that no run may have, or with tools whose provider-safe names collide
-    /// (LOOP-081).
+    /// [`Error::Configuration`] without a model, with an empty id, with default options that no run may have, with tools whose provider-safe names collide
+    /// (LOOP-081), or with a processor in a list where none of its hooks ever runs (it names the lists that fit).
     pub fn build(self) -> Result<Agent, Error> {
         let mut inner = self.inner;
         let (mut input, mut output) = (Vec::new(), Vec::new());
@@ -300,9 +300,10 @@ impl AgentBuilder {
         inner.default_options.check().map_err(|error| {
             Error::configuration(format!("the default options of agent {} are wrong: {error}", inner.id))
         })?;
-        for list in [&inner.input_processors, &inner.output_processors, &inner.error_processors] {
+        let lists = [&inner.input_processors, &inner.output_processors, &inner.error_processors];
+        for (list, of) in lists.into_iter().zip(List::ALL) {
             if let Dynamic::Value(list) = list {
-                list.check()
+                list.check(of)
                     .map_err(|error| Error::configuration(format!("processors of agent {}: {error}", inner.id)))?;
             }
         }

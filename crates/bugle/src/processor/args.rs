@@ -94,7 +94,7 @@ pub struct LlmResponse {
 pub struct OutputStep {
     /// Its text. Changed text is what is stored and given to the caller; what was streamed has been seen.
     pub text: String,
-    /// Its reasoning.
+    /// Its reasoning. Changed reasoning is what is stored and given to the caller, without what proves it to the provider.
     pub reasoning: String,
     /// Why it ended.
     pub finish_reason: FinishReason,

@@ -231,7 +231,11 @@ pub fn make(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<S
             }
             Arc::new(if options.nearest_only { injector.nearest_only() } else { injector })
         }
-        "batch-parts" => Arc::new(BatchParts::new(read::<BatchOptions>(options)?.size.unwrap_or(5))),
+        "batch-parts" => {
+            let size = read::<BatchOptions>(options)?.size.unwrap_or(5);
+            check(size > 0, || format!("size: {size} must be 1 or more"))?;
+            Arc::new(BatchParts::new(size))
+        }
         "moderation" | "pii-detector" | "prompt-injection-detector" | "language-detector" => {
             judge(name, options, around)?
         }
@@ -279,6 +283,7 @@ pub fn make(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<S
             let options: StructuredOptions = read(options)?;
             let model = needed_model(options.model.as_deref(), around)?;
             let schema = options.schema.ok_or("schema: is needed, a JSON Schema")?;
+            check(schema.is_object(), || format!("schema: {schema} must be an object, a JSON Schema"))?;
             let reader = StructuredOutputProcessor::new(model, schema);
             Arc::new(match options.instructions {
                 Some(text) => reader.instructions(text),
@@ -288,8 +293,10 @@ pub fn make(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<S
         "system-prompt-scrubber" => {
             let options: ScrubberOptions = read(options)?;
             let default = SystemPromptScrubber::default();
+            let words = options.words.unwrap_or(default.words);
+            check(words >= 2, || format!("words: {words} must be 2 or more"))?;
             Arc::new(SystemPromptScrubber {
-                words: options.words.unwrap_or(default.words),
+                words,
                 on_match: on_match(options.strategy.as_deref())?,
                 replacement: options.replacement.unwrap_or(default.replacement),
                 texts: options.texts,
@@ -297,9 +304,16 @@ pub fn make(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<S
         }
         "token-cost-control" => {
             let options: CostOptions = read(options)?;
-            let limit = options.limit.filter(|limit| *limit > 0.0).ok_or("limit: is needed, a number above 0")?;
+            let limit = options
+                .limit
+                .filter(|limit| *limit > 0.0 && limit.is_finite())
+                .ok_or("limit: is needed, a number above 0")?;
             let window = Duration::from_millis(options.window_ms.unwrap_or(86_400_000));
             let (input, output) = (options.input_price.unwrap_or(1.0), options.output_price.unwrap_or(1.0));
+            check(!window.is_zero(), || "windowMs: 0 must be 1 or more".to_owned())?;
+            for (name, price) in [("inputPrice", input), ("outputPrice", output)] {
+                check(price >= 0.0 && price.is_finite(), || format!("{name}: {price} must be a number from 0"))?;
+            }
             let scope = match options.scope.as_deref() {
                 None | Some("resource") => CostScope::Resource,
                 Some("thread") => CostScope::Thread,
@@ -347,10 +361,18 @@ pub fn make(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<S
             if template.is_some() && schema.is_some() {
                 return Err("template, schema: working memory has one of them, not both".to_owned());
             }
+            if let Some(schema) = &schema {
+                check(schema.is_object(), || format!("schema: {schema} must be an object, a JSON Schema"))?;
+            }
             Arc::new(WorkingMemory::new(WorkingMemoryOptions { enabled: true, scope, template, schema, read_only }))
         }
         other => return Err(format!("there is no processor {other}; known are {}", NAMES.join(", "))),
     })
+}
+
+/// An option that is out of its range is refused, with the reason.
+fn check(holds: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(reason()) }
 }
 
 fn read<T: DeserializeOwned>(options: &Object) -> Result<T, String> {
@@ -364,6 +386,9 @@ fn needed_model(name: Option<&str>, around: &Surroundings<'_>) -> Result<SharedM
 fn judge(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<SharedProcessor, String> {
     let options: JudgeOptions = read(options)?;
     let model = needed_model(options.model.as_deref(), around)?;
+    check(name == "language-detector" || options.languages.is_empty(), || {
+        format!("languages: {name} has none; they are an option of language-detector")
+    })?;
     let preset = match name {
         "moderation" => Preset::Moderation,
         "pii-detector" => Preset::Pii,
@@ -382,6 +407,7 @@ fn judge(name: &str, options: &Object, around: &Surroundings<'_>) -> Result<Shar
         });
     }
     if let Some(threshold) = options.threshold {
+        check((0.0..=1.0).contains(&threshold), || format!("threshold: {threshold} must be from 0 to 1"))?;
         classifier = classifier.threshold(threshold);
     }
     if options.last_message_only {
@@ -413,6 +439,9 @@ fn regex_filter(options: &Object) -> Result<SharedProcessor, String> {
         rules.push(preset(&name).ok_or_else(known)?);
     }
     for rule in options.rules {
+        check((1..=4096).contains(&rule.max_length), || {
+            format!("rules: {}: maxLength: {} must be from 1 to 4096", rule.name, rule.max_length)
+        })?;
         let made = Rule::new(rule.name.clone(), &rule.pattern, rule.max_length);
         rules.push(made.map_err(|error| format!("rules: {}: {error}", rule.name))?);
     }
@@ -426,6 +455,39 @@ fn regex_filter(options: &Object) -> Result<SharedProcessor, String> {
 mod tests {
     use super::*;
     use crate::{json::json, model::ScriptedModel};
+
+    #[test]
+    fn fixc_4_options_out_of_range_are_refused_with_field_and_reason() {
+        let model = |_: &str| Ok(Arc::new(ScriptedModel::new()) as SharedModel);
+        let around = Surroundings { root: "/repo".into(), model: &model };
+        let rule = |length: usize| json!({"rules": [{"name": "x", "pattern": "x+", "maxLength": length}]});
+        for (name, options, message) in [
+            ("moderation", json!({"model": "m", "threshold": 1.5}), "threshold: 1.5 must be from 0 to 1"),
+            ("moderation", json!({"model": "m", "threshold": -0.1}), "threshold: -0.1 must be from 0 to 1"),
+            ("moderation", json!({"model": "m", "languages": ["en"]}), "languages: moderation has none"),
+            ("structured-output", json!({"model": "m", "schema": "city"}), "schema: \"city\" must be an object"),
+            ("token-cost-control", json!({"limit": 1, "inputPrice": -1}), "inputPrice: -1 must be a number from 0"),
+            ("token-cost-control", json!({"limit": 1, "outputPrice": -0.5}), "outputPrice: -0.5 must be"),
+            ("token-cost-control", json!({"limit": 1, "windowMs": 0}), "windowMs: 0 must be 1 or more"),
+            ("batch-parts", json!({"size": 0}), "size: 0 must be 1 or more"),
+            ("system-prompt-scrubber", json!({"words": 0}), "words: 0 must be 2 or more"),
+            ("regex-filter", rule(0), "rules: x: maxLength: 0 must be from 1 to 4096"),
+            ("regex-filter", rule(4097), "rules: x: maxLength: 4097 must be from 1 to 4096"),
+            ("working-memory", json!({"schema": 1}), "schema: 1 must be an object"),
+        ] {
+            let error = make(name, options.as_object().unwrap(), &around).err().unwrap_or_default();
+            assert!(error.starts_with(message), "{name}: {error:?}");
+        }
+        for (name, options) in [
+            ("moderation", json!({"model": "m", "threshold": 0})),
+            ("moderation", json!({"model": "m", "threshold": 1})),
+            ("token-cost-control", json!({"limit": 1, "inputPrice": 0, "outputPrice": 0})),
+            ("batch-parts", json!({"size": 1})),
+            ("regex-filter", rule(1)),
+        ] {
+            assert!(make(name, options.as_object().unwrap(), &around).is_ok(), "{name}: {options}");
+        }
+    }
 
     #[test]
     fn cli_012_every_name_makes_a_processor_and_wrong_options_are_named() {

@@ -2,11 +2,78 @@
 
 use std::{fmt, sync::Arc};
 
-use super::Processor;
+use super::{Hook, Part, Processor};
 use crate::error::Error;
 
 /// A shared processor.
 pub type SharedProcessor = Arc<dyn Processor>;
+
+/// The lists that processors are configured in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum List {
+    /// What works up to the request.
+    Input,
+    /// What works after it.
+    Output,
+    /// What works on failed requests only.
+    Error,
+}
+
+impl List {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Input, Self::Output, Self::Error];
+
+    /// Its name in agent files and errors.
+    ///
+    /// ```
+    /// assert_eq!(bugle::processor::List::Input.name(), "inputProcessors");
+    /// ```
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Input => "inputProcessors",
+            Self::Output => "outputProcessors",
+            Self::Error => "errorProcessors",
+        }
+    }
+
+    /// The hooks that run from it only; [`Hook::ApiError`] runs from every list (PROC-060).
+    pub(crate) const fn hooks(self) -> &'static [Hook] {
+        match self {
+            Self::Input => &[Hook::Input, Hook::InputStep, Hook::State, Hook::LlmRequest, Hook::LlmResponse],
+            Self::Output => &[Hook::OutputStream, Hook::OutputStep, Hook::ToolResult, Hook::OutputResult],
+            Self::Error => &[],
+        }
+    }
+
+    /// Whether a processor does anything here: one of its hooks runs from the list, or it is a part of the framework that
+    /// may stand in it.
+    pub fn suits(self, processor: &dyn Processor) -> bool {
+        let hooks = processor.hooks();
+        match (processor.part(), self) {
+            (Some(Part::MessageHistory { .. }), Self::Input | Self::Output) => return true,
+            (Some(_), _) => return self == Self::Input,
+            (None, _) => {}
+        }
+        !hooks.only(self.hooks()).is_empty() || hooks.has(Hook::ApiError)
+    }
+
+    /// Why a processor cannot stand in this list: none of its hooks would ever run. `None` if one does. Of a processor
+    /// without any hooks nothing is said: it is ignored (PROC-001).
+    ///
+    /// ```
+    /// use bugle::processor::{List, builtin::BatchParts};
+    /// assert_eq!(List::Output.refuses(&BatchParts::new(5)), None);
+    /// assert!(List::Input.refuses(&BatchParts::new(5)).unwrap().ends_with("it belongs to outputProcessors"));
+    /// ```
+    pub fn refuses(self, processor: &dyn Processor) -> Option<String> {
+        let ignored = processor.hooks().is_empty() && processor.part().is_none();
+        if ignored || self.suits(processor) {
+            return None;
+        }
+        let fit: Vec<&str> = Self::ALL.into_iter().filter(|list| list.suits(processor)).map(Self::name).collect();
+        Some(format!("none of its hooks ever runs in {}; it belongs to {}", self.name(), fit.join(" or ")))
+    }
+}
 
 impl fmt::Debug for dyn Processor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -63,8 +130,13 @@ impl Processors {
         Self(Arc::new(first))
     }
 
-    /// Checks what [`Self::new`] does.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// Checks what [`Self::new`] does, and that each does something in this list.
+    pub(crate) fn check(&self, list: List) -> Result<(), Error> {
+        for processor in self.iter() {
+            if let Some(reason) = list.refuses(&**processor) {
+                return Err(Error::configuration(format!("{}: {reason}", processor.id())));
+            }
+        }
         Self::new(self.iter().cloned()).map(|_| ())
     }
 }

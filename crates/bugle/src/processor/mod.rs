@@ -26,7 +26,7 @@ mod runner;
 pub use args::*;
 pub use context::Context;
 pub(crate) use context::{Desk, Replaces, RunInfo, Slot};
-pub use list::{Processors, SharedProcessor};
+pub use list::{List, Processors, SharedProcessor};
 pub use part::{EffectiveProcessors, Part};
 pub(crate) use part::{Parts, effective};
 pub(crate) use runner::{Runner, Stop};

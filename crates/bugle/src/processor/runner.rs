@@ -5,7 +5,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 use futures::FutureExt;
 
 use super::{
-    ApiFailure, Chunks, Context, Desk, Flush, Hook, HookSet, Input, InputStep, LlmRequest, LlmResponse, OnError,
+    ApiFailure, Chunks, Context, Desk, Flush, Hook, HookSet, Input, InputStep, List, LlmRequest, LlmResponse, OnError,
     Outcome, OutputResult, OutputStep, Processor, ProcessorError, Processors, Recovery, RunInfo, SharedProcessor, Slot,
     ToolResult, Violation,
 };
@@ -90,8 +90,6 @@ macro_rules! each {
 
 impl Runner {
     pub(crate) fn new(lists: [&Processors; 3], max_retries: Option<u32>, info: RunInfo) -> Self {
-        const INPUT: [Hook; 5] = [Hook::Input, Hook::InputStep, Hook::State, Hook::LlmRequest, Hook::LlmResponse];
-        const OUTPUT: [Hook; 4] = [Hook::OutputStream, Hook::OutputStep, Hook::ToolResult, Hook::OutputResult];
         let mut ids: Vec<String> = Vec::new();
         let mut hooks = HookSet::default();
         let mut entries = |list: &Processors, of: &[Hook]| -> Vec<Entry> {
@@ -115,9 +113,9 @@ impl Runner {
             }
             entries
         };
-        let input = entries(lists[0], &INPUT);
-        let output = entries(lists[1], &OUTPUT);
-        let error = entries(lists[2], &[]);
+        let input = entries(lists[0], List::Input.hooks());
+        let output = entries(lists[1], List::Output.hooks());
+        let error = entries(lists[2], List::Error.hooks());
         let slots = ids.iter().map(|_| Slot::default()).collect();
         Self {
             input,

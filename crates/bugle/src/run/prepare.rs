@@ -46,6 +46,8 @@ pub(super) struct Prepared {
     pub(super) history_cut: bool,
     /// Remembered messages whose calls the input has completed.
     pub(super) completed: Vec<MessageId>,
+    /// The calls whose results the client has given.
+    pub(super) client_calls: Vec<String>,
     pub(super) first_messages: Vec<StoredMessage>,
     pub(super) completion: Option<TaskCompletion>,
     pub(super) snapshot: Option<RunSnapshot>,
@@ -135,7 +137,7 @@ pub(super) async fn prepare(
         }
         _ => (Vec::new(), false),
     };
-    let mut completed = Vec::new();
+    let (mut completed, mut client_calls) = (Vec::new(), Vec::new());
     let mut first_messages = Vec::new();
     let input = match kind {
         SeedKind::Direct(input) => Some(*input),
@@ -150,6 +152,7 @@ pub(super) async fn prepare(
         for message in history.iter_mut().chain(&mut first_messages) {
             map_for_model(message, &calls, &agent);
         }
+        client_calls = calls;
     }
     if detached.is_some() {
         memory.generate_title = None;
@@ -186,6 +189,7 @@ pub(super) async fn prepare(
         history,
         history_cut,
         completed,
+        client_calls,
         first_messages,
         completion: completion.filter(|completion| !completion.scorers.is_empty()),
         snapshot,

@@ -318,6 +318,17 @@ impl Response {
         }
     }
 
+    /// Puts other thoughts in the place of all thoughts. What proves them to the provider goes with them.
+    pub(crate) fn rewrite_reasoning(&mut self, new: &str) {
+        let mut new = Some(new);
+        for block in &mut self.blocks {
+            if let Block::Reasoning { text, metadata, .. } = block {
+                new.take().unwrap_or_default().clone_into(text);
+                *metadata = None;
+            }
+        }
+    }
+
     /// The end of every block the client has seen open (SIG-233).
     pub(crate) fn close_all(&mut self) -> Vec<Payload> {
         let mut out = Vec::new();

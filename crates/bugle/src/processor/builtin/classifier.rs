@@ -5,10 +5,13 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-use super::judge;
+use super::{
+    judge,
+    shown::{each_beside, each_string},
+};
 use crate::{
     json::{Value, json},
-    message::Part,
+    message::{Part, StoredMessage},
     model::SharedModel,
     processor::{Context, Hook, HookSet, Input, OnError, Outcome, OutputStep, Processor, ProcessorError},
 };
@@ -246,9 +249,16 @@ impl Classifier {
 
     /// The text as it may pass, or the tripwire. `None` = it is taken out.
     async fn pass(&self, text: &str) -> Result<Option<String>, ProcessorError> {
-        let findings = self.judge(text).await?;
+        let passed = self.pass_all(&[text.to_owned()]).await?;
+        Ok(passed.and_then(|passed| passed.into_iter().next()))
+    }
+
+    /// Texts that are judged as one, as they may pass, or the tripwire. `None` = they are taken out.
+    async fn pass_all(&self, texts: &[String]) -> Result<Option<Vec<String>>, ProcessorError> {
+        let said: Vec<&str> = texts.iter().map(String::as_str).filter(|text| !text.is_empty()).collect();
+        let findings = self.judge(&said.join("\n")).await?;
         if findings.is_empty() {
-            return Ok(Some(text.to_owned()));
+            return Ok(Some(texts.to_vec()));
         }
         let names: Vec<&str> = findings.iter().map(|finding| finding.category.as_str()).collect();
         match self.strategy {
@@ -260,10 +270,10 @@ impl Classifier {
             }
             Strategy::Warn => {
                 tracing::warn!(processor = self.id, categories = ?names, "text was classified");
-                Ok(Some(text.to_owned()))
+                Ok(Some(texts.to_vec()))
             }
             Strategy::Filter => Ok(None),
-            Strategy::Redact => redact(text, &findings).map(Some).map_err(|category| {
+            Strategy::Redact => redact(texts, &findings).map(Some).map_err(|category| {
                 ProcessorError::tripwire(format!(
                     "the text was classified as {}, and the judge named no passage of it to take out for {category}",
                     names.join(", ")
@@ -273,15 +283,23 @@ impl Classifier {
     }
 }
 
-/// The text without the passages of the findings. Where passages overlap, all they cover is one, under the name of the
-/// longest.
+/// The texts without the passages of the findings.
 ///
 /// # Errors
-/// The category of a finding of which no passage is in the text: it cannot be taken out, and nothing unredacted passes.
-fn redact<'a>(text: &str, findings: &'a [Finding]) -> Result<String, &'a str> {
+/// The category of a finding of which no passage is in any text: it cannot be taken out, and nothing unredacted passes.
+fn redact<'a>(texts: &[String], findings: &'a [Finding]) -> Result<Vec<String>, &'a str> {
+    let is_there = |passage: &String| !passage.trim().is_empty() && texts.iter().any(|text| text.contains(passage));
+    match findings.iter().find(|finding| !finding.passages.iter().any(is_there)) {
+        Some(finding) => Err(&finding.category),
+        None => Ok(texts.iter().map(|text| redact_one(text, findings)).collect()),
+    }
+}
+
+/// The text without the passages of the findings. Where passages overlap, all they cover is one, under the name of the
+/// longest.
+fn redact_one(text: &str, findings: &[Finding]) -> String {
     let mut places: Vec<(usize, usize, &str)> = Vec::new();
     for finding in findings {
-        let known = places.len();
         for passage in finding.passages.iter().filter(|passage| !passage.trim().is_empty()) {
             let mut from = 0;
             while let Some(at) = text[from..].find(passage.as_str()).map(|at| from + at) {
@@ -289,9 +307,6 @@ fn redact<'a>(text: &str, findings: &'a [Finding]) -> Result<String, &'a str> {
                 // One passage may overlap itself.
                 from = at + text[at..].chars().next().map_or(1, char::len_utf8);
             }
-        }
-        if places.len() == known {
-            return Err(&finding.category);
         }
     }
     // Of those that begin together the longest comes first.
@@ -313,7 +328,16 @@ fn redact<'a>(text: &str, findings: &'a [Finding]) -> Result<String, &'a str> {
         done = end;
     }
     out.push_str(&text[done..]);
-    Ok(out)
+    out
+}
+
+/// Puts texts, in order, in the places of those that were shown.
+fn put_back(message: &mut StoredMessage, texts: Vec<String>) -> Outcome {
+    let mut texts = texts.into_iter();
+    each_beside(message, &mut |text| {
+        *text = texts.next().unwrap_or_default();
+        Ok(())
+    })
 }
 
 #[async_trait]
@@ -355,6 +379,17 @@ impl Processor for Classifier {
             if message.content.content.is_some() {
                 message.content.content = Some(message.joined_text());
             }
+            // Attributes of signals, calls and their results: judged as one.
+            let mut beside = Vec::new();
+            each_beside(&mut message, &mut |text| {
+                beside.push(text.clone());
+                Ok(())
+            })?;
+            match self.pass_all(&beside).await? {
+                Some(passed) if passed != beside => put_back(&mut message, passed)?,
+                Some(_) => {}
+                None => taken_out = true,
+            }
             if !taken_out {
                 kept.push(message);
             }
@@ -364,7 +399,19 @@ impl Processor for Classifier {
     }
 
     async fn process_output_step(&self, _: &mut Context<'_>, step: &mut OutputStep) -> Outcome {
-        step.text = self.pass(&step.text).await?.unwrap_or_default();
+        let mut texts = vec![std::mem::take(&mut step.text), std::mem::take(&mut step.reasoning)];
+        if self.strategy == Strategy::Block {
+            // Tools need their arguments as they are: they are judged, not changed.
+            for call in &mut step.tool_calls {
+                each_string(&mut call.args, &mut |text| {
+                    texts.push(text.clone());
+                    Ok(())
+                })?;
+            }
+        }
+        let mut passed = self.pass_all(&texts).await?.unwrap_or_default().into_iter();
+        step.text = passed.next().unwrap_or_default();
+        step.reasoning = passed.next().unwrap_or_default();
         Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 mod agents_md;
 mod batch_parts;
+mod blocks;
 mod classifier;
 mod cost;
 mod judge;
@@ -9,11 +10,13 @@ mod lexical;
 mod memory;
 mod model_selection;
 mod prefill;
+mod prefix;
 mod redact;
 mod regex_filter;
 mod response_cache;
 mod retry;
 mod scrubber;
+mod shown;
 mod structured;
 mod token_limiter;
 mod tokens;

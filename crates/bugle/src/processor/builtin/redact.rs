@@ -3,6 +3,8 @@
 
 use regex::Regex;
 
+use super::prefix;
+
 /// What to look for.
 #[derive(Debug, Clone)]
 pub struct Rule {
@@ -13,20 +15,34 @@ pub struct Rule {
     recognised_within: usize,
     /// How many characters after a match may still make it longer.
     lookahead: usize,
+    /// Of a pattern whose matches may be longer than they are recognised within: what its matches begin with.
+    beginnings: Option<Regex>,
 }
 
 impl Rule {
-    /// A rule; its matches are recognised within `recognised_within` characters from their start, such as the length of
-    /// the longest match. In a stream so much text is held back.
+    /// A rule; its matches are recognised within `recognised_within` characters from their start (1 to 4096), such as the
+    /// length of the longest match. In a stream so much text is held back.
+    ///
+    /// Of a pattern with longer matches, text is held back from where a match may have begun until it has ended, or cannot
+    /// be one any more, or the block of text ends. See [`Redactor`] for how much.
     ///
     /// # Errors
     /// The pattern's error, for people.
     pub fn new(name: impl Into<String>, pattern: &str, recognised_within: usize) -> Result<Self, String> {
+        let mut rule = Self::recognised(name.into(), pattern, recognised_within)?;
+        if prefix::longest(pattern).is_none_or(|longest| longest > rule.recognised_within) {
+            rule.beginnings = Some(prefix::beginnings(pattern)?);
+        }
+        Ok(rule)
+    }
+
+    /// A rule whose matches are recognised so early, however long they grow.
+    pub(super) fn recognised(name: String, pattern: &str, within: usize) -> Result<Self, String> {
         let pattern = Regex::new(pattern).map_err(|error| format!("the pattern is wrong: {error}"))?;
         if pattern.is_match("") {
             return Err("the pattern matches nothing at all, so it would match everywhere".to_owned());
         }
-        Ok(Self { name: name.into(), pattern, recognised_within: recognised_within.clamp(1, 4096), lookahead: 1 })
+        Ok(Self { name, pattern, recognised_within: within.clamp(1, 4096), lookahead: 1, beginnings: None })
     }
 
     /// Lets a match grow by an optional end of so many characters.
@@ -44,6 +60,9 @@ impl Rule {
 
 /// Replaces matches in text that comes in pieces. Holds at most as much back as the longest rule needs, and a match that
 /// is still growing, up to 64 KiB.
+///
+/// What may be the beginning of a match for longer than that is replaced as if it were one, with all that follows it in the
+/// block.
 ///
 /// ```
 /// use bugle::processor::builtin::{Redactor, Rule};
@@ -63,6 +82,8 @@ pub struct Redactor {
     from: usize,
     /// The rule of a match that is too long to hold: it was replaced, and what still belongs to it is dropped.
     cut: Option<usize>,
+    /// What may have been a match was too long to hold: nothing of the rest of the block is shown.
+    closed: bool,
     /// The names of the rules that have matched.
     pub found: Vec<String>,
 }
@@ -78,6 +99,9 @@ impl Redactor {
 
     /// Takes in text; gives what may leave.
     pub fn push(&mut self, rules: &[Rule], text: &str, replace: &dyn Fn(&Rule) -> String) -> String {
+        if self.closed {
+            return String::new();
+        }
         self.buffer.push_str(text);
         self.drain(rules, false, replace)
     }
@@ -88,19 +112,20 @@ impl Redactor {
         self.buffer.clear();
         self.from = 0;
         self.cut = None;
+        self.closed = false;
         out
     }
 
-    /// Redacts a whole text.
+    /// Redacts a whole text, however long.
     pub fn whole(&mut self, rules: &[Rule], text: &str, replace: &dyn Fn(&Rule) -> String) -> String {
-        let mut out = self.push(rules, text, replace);
-        out.push_str(&self.finish(rules, replace));
-        out
+        self.buffer.push_str(text);
+        self.finish(rules, replace)
     }
 
     fn drain(&mut self, rules: &[Rule], over: bool, replace: &dyn Fn(&Rule) -> String) -> String {
         let mut out = String::new();
-        let hold = rules.iter().map(|rule| rule.recognised_within + rule.lookahead).max().unwrap_or(0);
+        let early = rules.iter().filter(|rule| rule.beginnings.is_none());
+        let hold = early.map(|rule| rule.recognised_within + rule.lookahead).max().unwrap_or(0);
         // A match that starts before this place is fully visible.
         let safe = if over { self.buffer.len() } else { back(&self.buffer, self.from, hold) };
         let mut growing = None;
@@ -117,6 +142,9 @@ impl Redactor {
             }
         }
         while at < safe && growing.is_none() {
+            // From here on all may be the beginning of a match.
+            let open = if over { None } else { self.beginning(rules, at) };
+            let safe = open.map_or(safe, |(_, start)| start.min(safe));
             // The leftmost match; among those the first rule's.
             let next = rules
                 .iter()
@@ -125,7 +153,9 @@ impl Redactor {
                 .min_by_key(|(.., found)| found.start());
             match next {
                 Some((place, rule, found)) if found.start() < safe => {
-                    let grows = !over && back(&self.buffer, self.from, rule.lookahead) < found.end();
+                    let grows = !over
+                        && rule.beginnings.is_none()
+                        && back(&self.buffer, self.from, rule.lookahead) < found.end();
                     out.push_str(&self.buffer[at..found.start()]);
                     if grows {
                         at = found.start();
@@ -139,8 +169,25 @@ impl Redactor {
                 _ => {
                     out.push_str(&self.buffer[at..safe]);
                     at = safe;
+                    break;
                 }
             }
+        }
+        if !over
+            && growing.is_none()
+            && let Some((rule, start)) = self.beginning(rules, at)
+            && self.buffer.len() - start > HELD_MAX
+        {
+            let mut before = Self::new();
+            out.push_str(&before.whole(rules, &self.buffer[at..start], replace));
+            out.push_str(&replace(rule));
+            before.found.push(rule.name.clone());
+            let found = before.found.into_iter().filter(|name| !self.found.contains(name));
+            self.found.extend(found.collect::<Vec<_>>());
+            self.buffer.clear();
+            self.from = 0;
+            self.closed = true;
+            return out;
         }
         // One character stays for the boundaries of what comes.
         let keep = self.buffer[..at].char_indices().next_back().map_or(0, |(place, _)| place);
@@ -156,6 +203,15 @@ impl Redactor {
             self.shorten(rule);
         }
         out
+    }
+
+    /// The first place from which all of what is held may be the beginning of a match of a long rule.
+    fn beginning<'a>(&self, rules: &'a [Rule], at: usize) -> Option<(&'a Rule, usize)> {
+        let starts = rules.iter().filter_map(|rule| {
+            let found = rule.beginnings.as_ref()?.find_at(&self.buffer, at)?;
+            (found.start() < self.buffer.len()).then_some((rule, found.start()))
+        });
+        starts.min_by_key(|(_, start)| *start)
     }
 
     /// Keeps of a match that is being dropped what it is recognised by, and its end.
@@ -253,7 +309,66 @@ mod tests {
         }
     }
 
+    /// What the stream shows, what is stored.
+    fn both(rules: &[Rule], text: &str, piece: usize) -> (String, String) {
+        let streamed = in_pieces(rules, text, &vec![piece; text.len() / piece]).0;
+        let stored = Redactor::new().whole(rules, text, &shown);
+        (streamed, stored)
+    }
+
+    #[test]
+    fn fixc_4_a_match_longer_than_max_length_is_not_streamed_in_clear() {
+        let rules = [Rule::new("note", r"(?s)<secret>.*?</secret>", 128).unwrap(), preset("email").unwrap()];
+        let body = "word ".repeat(400);
+        let text = format!("a <secret>{body}</secret> b ann@example.com <secret> of mine");
+        for piece in [1, 7, 130, 5000] {
+            let (streamed, stored) = both(&rules, &text, piece);
+            assert_eq!(streamed, "a [note] b [email] <secret> of mine", "pieces of {piece}");
+            assert_eq!(streamed, stored);
+        }
+        // It is held no longer than needed.
+        let rules = [Rule::new("key", "key=[0-9]{200,};", 128).unwrap()];
+        let mut redactor = Redactor::new();
+        assert_eq!(redactor.push(&rules, "a key=12", &shown), "a ");
+        assert_eq!(redactor.push(&rules, "34 is none", &shown), "key=1234 is none");
+    }
+
+    #[test]
+    fn fixc_4_what_may_be_a_match_for_too_long_is_replaced_up_to_the_end_of_the_block() {
+        let rules = [Rule::new("note", r"(?s)<secret>.*?</secret>", 128).unwrap(), preset("email").unwrap()];
+        let text = format!("ann@example.com <secret>{}", "word ".repeat(20_000));
+        let mut redactor = Redactor::new();
+        let mut out = String::new();
+        for piece in text.as_bytes().chunks(1000) {
+            out += &redactor.push(&rules, std::str::from_utf8(piece).unwrap(), &shown);
+        }
+        assert_eq!(out, "[email] [note]");
+        assert_eq!(redactor.found, ["email", "note"], "a guard that blocks hears of it");
+        assert_eq!(redactor.push(&rules, "more</secret> and more", &shown), "");
+        assert_eq!(redactor.finish(&rules, &shown), "");
+        assert_eq!(
+            redactor.push(&rules, "the next block. ", &shown) + &redactor.finish(&rules, &shown),
+            "the next block. "
+        );
+    }
+
     proptest! {
+        #[test]
+        fn fixc_4_long_matches_do_not_depend_on_the_chunks(
+            words in proptest::collection::vec(prop_oneof![
+                Just("<s>"), Just("</s>"), Just("x"), Just(" "), Just("é"), Just("key="), Just("1234"), Just(";"), Just("ab@c.de"),
+            ], 0..30),
+            cuts in proptest::collection::vec(0usize..9, 0..40),
+        ) {
+            let rules = [
+                Rule::new("s", "<s>.*</s>", 2).unwrap(),
+                Rule::new("key", r"\bkey=[0-9é]+(?:;[0-9]+)*\b", 3).unwrap(),
+                Rule::new("mail", r"\b[a-z]{1,9}@[a-z]{1,9}\.[a-z]{1,3}\b", 24).unwrap(),
+            ];
+            let text = words.concat();
+            prop_assert_eq!(in_pieces(&rules, &text, &cuts).0, Redactor::new().whole(&rules, &text, &shown));
+        }
+
         #[test]
         fn proc_074_redaction_does_not_depend_on_the_chunks(
             words in proptest::collection::vec(prop_oneof![

@@ -4,11 +4,14 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-use super::{Redactor, Rule, text_delta};
+use super::{
+    Redactor, Rule,
+    blocks::{Block, Blocks, ended, said, unsigned},
+    shown::{each_shown, each_string},
+};
 use crate::{
-    chunk::{Chunk, Payload},
-    json::json,
-    message::Part,
+    chunk::Chunk,
+    json::{Value, json},
     processor::{
         Chunks, Context, Flush, Hook, HookSet, Input, Outcome, OutputResult, OutputStep, Processor, ProcessorError,
         ToolResult,
@@ -43,7 +46,12 @@ pub fn preset_names() -> Vec<&'static str> {
 /// `github-token`, `jwt`, `private-key`.
 pub fn preset(name: &str) -> Option<Rule> {
     let (name, pattern, within, lookahead) = PRESETS.iter().find(|(known, ..)| *known == name)?;
-    Some(Rule::new(*name, pattern, *within).ok()?.with_lookahead(*lookahead))
+    let made = match *name {
+        // Its beginning is enough.
+        "private-key" => Rule::recognised((*name).to_owned(), pattern, *within),
+        name => Rule::new(name, pattern, *within),
+    };
+    Some(made.ok()?.with_lookahead(*lookahead))
 }
 
 /// What happens with a match.
@@ -77,12 +85,8 @@ impl fmt::Debug for RegexFilter {
     }
 }
 
-/// The text block under way.
-#[derive(Debug, Default)]
-struct Held {
-    block: String,
-    redactor: Redactor,
-}
+/// The blocks of text and of reasoning under way.
+type Held = Blocks<Redactor>;
 
 fn shown(rule: &Rule) -> String {
     format!("[{}]", rule.name)
@@ -123,15 +127,21 @@ impl RegexFilter {
             .with_metadata(json!({ "rules": found }))
     }
 
-    /// Strings anywhere in a value.
-    fn apply_value(&self, value: &mut crate::json::Value) -> Outcome {
-        use crate::json::Value;
-        match value {
-            Value::String(text) => self.apply(text),
-            Value::Array(items) => items.iter_mut().try_for_each(|item| self.apply_value(item)),
-            Value::Object(fields) => fields.values_mut().try_for_each(|field| self.apply_value(field)),
-            Value::Null | Value::Bool(_) | Value::Number(_) => Ok(()),
+    /// Strings anywhere in a value, names of fields among them.
+    fn apply_value(&self, value: &mut Value) -> Outcome {
+        each_string(value, &mut |text| self.apply(text))
+    }
+
+    /// What the end of a block, or of a response, gives of what was held.
+    fn end(&self, cx: &Context<'_>, block: &Block, mut redactor: Redactor, out: &mut Chunks) -> Outcome<bool> {
+        let ready = redactor.finish(&self.rules, &shown);
+        if self.on_match == OnMatch::Block && !redactor.found.is_empty() {
+            return Err(self.blocked(&redactor.found.iter().map(String::as_str).collect::<Vec<_>>()));
         }
+        if !ready.is_empty() {
+            out.push(block.delta(cx.run_id(), ready));
+        }
+        Ok(!redactor.found.is_empty())
     }
 }
 
@@ -146,62 +156,59 @@ impl Processor for RegexFilter {
     }
 
     async fn process_input(&self, _: &mut Context<'_>, input: &mut Input) -> Outcome {
-        for message in &mut input.messages {
-            for part in &mut message.content.parts {
-                if let Part::Text(text) = part {
-                    self.apply(&mut text.text)?;
-                }
-            }
-            if let Some(text) = &mut message.content.content {
-                self.apply(text)?;
-            }
-        }
-        Ok(())
+        input.messages.iter_mut().try_for_each(|message| each_shown(message, &mut |text| self.apply(text)))
     }
 
-    async fn process_output_stream(&self, cx: &mut Context<'_>, chunk: Chunk, out: &mut Chunks) -> Outcome {
-        let Some(Payload::TextDelta { id, text, .. }) = chunk.payload() else {
-            out.push(chunk);
-            return Ok(());
-        };
+    async fn process_output_stream(&self, cx: &mut Context<'_>, mut chunk: Chunk, out: &mut Chunks) -> Outcome {
         if self.on_match == OnMatch::Warn {
             out.push(chunk);
             return Ok(());
         }
-        let held = cx.state::<Held>();
-        held.block.clone_from(id);
-        let ready = held.redactor.push(&self.rules, text, &shown);
-        if self.on_match == OnMatch::Block && !held.redactor.found.is_empty() {
-            let found = std::mem::take(&mut held.redactor.found);
-            return Err(self.blocked(&found.iter().map(String::as_str).collect::<Vec<_>>()));
+        if let Some((block, text)) = said(&chunk) {
+            let redactor = cx.state::<Held>().of(&block, Redactor::new);
+            let ready = redactor.push(&self.rules, text, &shown);
+            if self.on_match == OnMatch::Block && !redactor.found.is_empty() {
+                return Err(self.blocked(&redactor.found.iter().map(String::as_str).collect::<Vec<_>>()));
+            }
+            if !ready.is_empty() {
+                out.push(block.delta(cx.run_id(), ready));
+            }
+            return Ok(());
         }
-        if !ready.is_empty() {
-            out.push(text_delta(cx.run_id(), id, ready));
+        if let Some(block) = ended(&chunk)
+            && let Some(redactor) = cx.state::<Held>().take(&block)
+            && self.end(cx, &block, redactor, out)?
+        {
+            unsigned(&mut chunk);
         }
+        out.push(chunk);
         Ok(())
     }
 
     async fn flush_output_stream(&self, cx: &mut Context<'_>, at: Flush, out: &mut Chunks) -> Outcome {
-        let held = cx.state::<Held>();
-        if at == Flush::Abort {
-            // What is held may be the beginning of a match that never came to its end.
-            held.redactor = Redactor::new();
+        // Another block may be open: each gives what it holds when it ends.
+        if at == Flush::Text {
             return Ok(());
         }
-        let ready = held.redactor.finish(&self.rules, &shown);
-        let found = std::mem::take(&mut held.redactor.found);
-        let block = held.block.clone();
-        if self.on_match == OnMatch::Block && !found.is_empty() {
-            return Err(self.blocked(&found.iter().map(String::as_str).collect::<Vec<_>>()));
-        }
-        if !ready.is_empty() {
-            out.push(text_delta(cx.run_id(), &block, ready));
+        for (block, redactor) in cx.state::<Held>().take_all() {
+            // When the run is aborted, what is held may be the beginning of a match that never came to its end.
+            if at == Flush::Step {
+                self.end(cx, &block, redactor, out)?;
+            }
         }
         Ok(())
     }
 
     async fn process_output_step(&self, _: &mut Context<'_>, step: &mut OutputStep) -> Outcome {
-        self.apply(&mut step.text)
+        self.apply(&mut step.text)?;
+        self.apply(&mut step.reasoning)?;
+        if self.on_match != OnMatch::Redact {
+            // Tools need their arguments as they are: they are judged, not changed.
+            for call in &mut step.tool_calls {
+                self.apply_value(&mut call.args)?;
+            }
+        }
+        Ok(())
     }
 
     async fn process_tool_result(&self, _: &mut Context<'_>, result: &mut ToolResult) -> Outcome {

@@ -1,12 +1,19 @@
 //! Keeps the agent's instructions out of its answers (PROC §10): passages that repeat them word by word are found.
 
-use std::collections::{HashSet, VecDeque};
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 
-use super::{OnMatch, text_delta};
+use super::{
+    OnMatch,
+    blocks::{Block, Blocks, ended, said, unsigned},
+    shown::each_string,
+};
 use crate::{
-    chunk::{Chunk, Payload},
+    chunk::Chunk,
     processor::{Chunks, Context, Flush, Hook, HookSet, Outcome, OutputStep, Processor, ProcessorError},
 };
 
@@ -38,13 +45,19 @@ impl Default for SystemPromptScrubber {
 /// Words held back, each with the whitespace before it.
 #[derive(Debug, Default)]
 struct Window {
-    known: Option<HashSet<Vec<String>>>,
-    block: String,
+    known: Arc<HashSet<Vec<String>>>,
     partial: String,
     held: VecDeque<(String, String, bool)>,
     found: bool,
     /// The last word that left was part of a passage.
     in_passage: bool,
+}
+
+/// What the run keeps: the passages, and a window for each block of text or reasoning.
+#[derive(Debug, Default)]
+struct Kept {
+    known: Option<Arc<HashSet<Vec<String>>>>,
+    windows: Blocks<Window>,
 }
 
 fn normal(word: &str) -> String {
@@ -81,7 +94,7 @@ impl Window {
             (0..self.held.len()).rev().filter(|at| !self.held[*at].1.is_empty()).take(words).collect();
         if with_words.len() == words {
             let passage: Vec<String> = with_words.iter().rev().map(|at| self.held[*at].1.clone()).collect();
-            if self.known.as_ref().is_some_and(|known| known.contains(&passage)) {
+            if self.known.contains(&passage) {
                 self.found = true;
                 let first = with_words.last().copied().unwrap_or_default();
                 self.held.iter_mut().skip(first).for_each(|(_, _, hit)| *hit = true);
@@ -127,6 +140,42 @@ impl SystemPromptScrubber {
         self.texts.iter().cloned().chain(instructions).collect()
     }
 
+    /// The passages, once for the run.
+    fn known(&self, cx: &mut Context<'_>) -> Arc<HashSet<Vec<String>>> {
+        if let Some(known) = &cx.state::<Kept>().known {
+            return known.clone();
+        }
+        let known = Arc::new(passages(&self.texts(cx), self.words.max(2)));
+        cx.state::<Kept>().known = Some(known.clone());
+        known
+    }
+
+    /// What the end of a block, or of a response, gives of what was held; whether a passage was in it.
+    fn end(&self, cx: &Context<'_>, block: &Block, mut window: Window, out: &mut Chunks) -> Outcome<bool> {
+        let ready = window.finish(self.words.max(2), &self.replacement);
+        if window.found && self.on_match == OnMatch::Block {
+            return Err(Self::blocked());
+        }
+        if !ready.is_empty() {
+            out.push(block.delta(cx.run_id(), ready));
+        }
+        Ok(window.found)
+    }
+
+    fn judge(&self, known: &Arc<HashSet<Vec<String>>>, text: &mut String) -> Outcome {
+        let words = self.words.max(2);
+        let mut window = Window { known: known.clone(), ..Window::default() };
+        let mut clean = window.push(text, words, &self.replacement);
+        clean.push_str(&window.finish(words, &self.replacement));
+        match (window.found, self.on_match) {
+            (false, _) => {}
+            (true, OnMatch::Block) => return Err(Self::blocked()),
+            (true, OnMatch::Redact) => *text = clean,
+            (true, OnMatch::Warn) => tracing::warn!("an answer repeats the agent's instructions"),
+        }
+        Ok(())
+    }
+
     fn blocked() -> ProcessorError {
         ProcessorError::tripwire("the answer repeats the agent's instructions")
     }
@@ -142,56 +191,53 @@ impl Processor for SystemPromptScrubber {
         HookSet::of(&[Hook::OutputStream, Hook::OutputStep])
     }
 
-    async fn process_output_stream(&self, cx: &mut Context<'_>, chunk: Chunk, out: &mut Chunks) -> Outcome {
-        let Some(Payload::TextDelta { id, text, .. }) = chunk.payload() else {
-            out.push(chunk);
-            return Ok(());
-        };
+    async fn process_output_stream(&self, cx: &mut Context<'_>, mut chunk: Chunk, out: &mut Chunks) -> Outcome {
         if self.on_match == OnMatch::Warn {
             out.push(chunk);
             return Ok(());
         }
-        let words = self.words.max(2);
-        if cx.state::<Window>().known.is_none() {
-            let known = passages(&self.texts(cx), words);
-            cx.state::<Window>().known = Some(known);
+        if let Some((block, text)) = said(&chunk) {
+            let known = self.known(cx);
+            let window = cx.state::<Kept>().windows.of(&block, || Window { known, ..Window::default() });
+            let ready = window.push(text, self.words.max(2), &self.replacement);
+            if window.found && self.on_match == OnMatch::Block {
+                return Err(Self::blocked());
+            }
+            if !ready.is_empty() {
+                out.push(block.delta(cx.run_id(), ready));
+            }
+            return Ok(());
         }
-        let window = cx.state::<Window>();
-        window.block.clone_from(id);
-        let ready = window.push(text, words, &self.replacement);
-        if window.found && self.on_match == OnMatch::Block {
-            return Err(Self::blocked());
+        if let Some(block) = ended(&chunk)
+            && let Some(window) = cx.state::<Kept>().windows.take(&block)
+            && self.end(cx, &block, window, out)?
+        {
+            unsigned(&mut chunk);
         }
-        if !ready.is_empty() {
-            out.push(text_delta(cx.run_id(), id, ready));
-        }
+        out.push(chunk);
         Ok(())
     }
 
-    async fn flush_output_stream(&self, cx: &mut Context<'_>, _: Flush, out: &mut Chunks) -> Outcome {
-        let window = cx.state::<Window>();
-        let ready = window.finish(self.words.max(2), &self.replacement);
-        let found = std::mem::take(&mut window.found);
-        let block = window.block.clone();
-        if found && self.on_match == OnMatch::Block {
-            return Err(Self::blocked());
+    async fn flush_output_stream(&self, cx: &mut Context<'_>, at: Flush, out: &mut Chunks) -> Outcome {
+        // Another block may be open: each gives what it holds when it ends.
+        if at == Flush::Text {
+            return Ok(());
         }
-        if !ready.is_empty() {
-            out.push(text_delta(cx.run_id(), &block, ready));
+        for (block, window) in cx.state::<Kept>().windows.take_all() {
+            self.end(cx, &block, window, out)?;
         }
         Ok(())
     }
 
     async fn process_output_step(&self, cx: &mut Context<'_>, step: &mut OutputStep) -> Outcome {
-        let words = self.words.max(2);
-        let mut window = Window { known: Some(passages(&self.texts(cx), words)), ..Window::default() };
-        let mut clean = window.push(&step.text, words, &self.replacement);
-        clean.push_str(&window.finish(words, &self.replacement));
-        match (window.found, self.on_match) {
-            (false, _) => {}
-            (true, OnMatch::Block) => return Err(Self::blocked()),
-            (true, OnMatch::Redact) => step.text = clean,
-            (true, OnMatch::Warn) => tracing::warn!("an answer repeats the agent's instructions"),
+        let known = self.known(cx);
+        self.judge(&known, &mut step.text)?;
+        self.judge(&known, &mut step.reasoning)?;
+        if self.on_match != OnMatch::Redact {
+            // Tools need their arguments as they are: they are judged, not changed.
+            for call in &mut step.tool_calls {
+                each_string(&mut call.args, &mut |text| self.judge(&known, text))?;
+            }
         }
         Ok(())
     }
@@ -204,7 +250,7 @@ mod tests {
     use super::*;
 
     fn run(known: &str, pieces: &[&str]) -> String {
-        let mut window = Window { known: Some(passages(&[known.to_owned()], 3)), ..Window::default() };
+        let mut window = Window { known: Arc::new(passages(&[known.to_owned()], 3)), ..Window::default() };
         let mut out: String = pieces.iter().map(|piece| window.push(piece, 3, "[x]")).collect();
         out.push_str(&window.finish(3, "[x]"));
         out

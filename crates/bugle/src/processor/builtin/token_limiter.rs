@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{
     text_delta,
-    tokens::{estimate_tokens, turn_tokens},
+    tokens::{Count, turn_tokens},
     tool_call_filter::own_calls,
 };
 use crate::{
@@ -61,7 +61,8 @@ pub struct TokenLimiter {
 
 #[derive(Debug, Default)]
 struct Written {
-    tokens: usize,
+    /// All that was written, as it is counted: however the model cuts it, it costs the same.
+    count: Count,
     told: bool,
 }
 
@@ -246,7 +247,12 @@ impl Processor for TokenLimiter {
     async fn process_output_stream(&self, cx: &mut Context<'_>, chunk: Chunk, out: &mut Chunks) -> Outcome {
         let text = match &chunk.body {
             ChunkBody::Payload(Payload::TextDelta { text, .. }) => text.clone(),
-            ChunkBody::Object(object) => object.to_string(),
+            // What a partial value says, text has said.
+            ChunkBody::Object(_) if !cx.state::<Written>().told => {
+                out.push(chunk);
+                return Ok(());
+            }
+            ChunkBody::Object(_) => return Ok(()),
             _ => {
                 out.push(chunk);
                 return Ok(());
@@ -254,9 +260,9 @@ impl Processor for TokenLimiter {
         };
         let limit = self.limit;
         let written = cx.state::<Written>();
-        let before = written.tokens;
-        written.tokens += estimate_tokens(&text);
-        if written.tokens <= limit {
+        let mut fits = written.count;
+        written.count.add(&text);
+        if written.count.tokens() <= limit {
             out.push(chunk);
             return Ok(());
         }
@@ -270,11 +276,11 @@ impl Processor for TokenLimiter {
             if let Some(Payload::TextDelta { id, .. }) = chunk.payload() {
                 let mut part = String::new();
                 for c in text.chars() {
-                    part.push(c);
-                    if before + estimate_tokens(&part) > limit {
-                        part.pop();
+                    fits.add(c.encode_utf8(&mut [0; 4]));
+                    if fits.tokens() > limit {
                         break;
                     }
+                    part.push(c);
                 }
                 if !part.is_empty() {
                     out.push(text_delta(cx.run_id(), id, part));

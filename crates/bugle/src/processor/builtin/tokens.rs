@@ -8,9 +8,27 @@ use crate::model::{AssistantPart, PromptMessage, UserPart};
 /// assert_eq!(bugle::processor::builtin::estimate_tokens("twelve chars"), 3);
 /// ```
 pub fn estimate_tokens(text: &str) -> usize {
-    let ascii = text.bytes().filter(u8::is_ascii).count();
-    let other = text.chars().filter(|c| !c.is_ascii()).count();
-    ascii.div_ceil(4) + other
+    let mut count = Count::default();
+    count.add(text);
+    count.tokens()
+}
+
+/// Counts a text that comes in pieces as [`estimate_tokens`] counts the whole.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Count {
+    ascii: usize,
+    other: usize,
+}
+
+impl Count {
+    pub(super) fn add(&mut self, text: &str) {
+        self.ascii += text.bytes().filter(u8::is_ascii).count();
+        self.other += text.chars().filter(|c| !c.is_ascii()).count();
+    }
+
+    pub(super) fn tokens(self) -> usize {
+        self.ascii.div_ceil(4) + self.other
+    }
 }
 
 /// What one turn costs without its frame.

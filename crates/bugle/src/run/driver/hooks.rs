@@ -271,19 +271,22 @@ impl Driver {
                 Err(cut) => return self.cut(cut),
             }
         }
-        let mut text = None;
+        let (mut text, mut reasoning) = (None, None);
         if self.hooks.runner.has(Hook::OutputStep) {
             let now = self.now();
             let mut step = self.machine.output_step(now);
-            let before = step.text.clone();
+            let before = (step.text.clone(), step.reasoning.clone());
             let mut at = self.at_desk();
             match at.watch.wait(at.runner.output_step(&mut at.desk, &mut step)).await {
-                Ok(Ok(())) => text = (step.text != before).then_some(step.text),
+                Ok(Ok(())) => {
+                    text = (step.text != before.0).then_some(step.text);
+                    reasoning = (step.reasoning != before.1).then_some(step.reasoning);
+                }
                 Ok(Err(stop)) => return Ok(Some(verdict(stop))),
                 Err(cut) => return self.cut(cut),
             }
         }
-        Ok(Some(RunEvent::StepJudged(StepVerdict::Pass { text })))
+        Ok(Some(RunEvent::StepJudged(StepVerdict::Pass { text, reasoning })))
     }
 
     /// What processors say of the answer.

@@ -31,10 +31,11 @@ impl Driver {
         }
         let messages = if first { std::mem::take(&mut self.first_messages) } else { Vec::new() };
         let unguarded = !self.hooks.runner.has(Hook::Input);
-        if unguarded || (entries.is_empty() && messages.is_empty()) {
+        let results = if first && !unguarded { self.client_results() } else { Vec::new() };
+        if unguarded || (entries.is_empty() && messages.is_empty() && results.is_empty()) {
             return Some(RunEvent::Drained { inputs: entries, rejected: Vec::new(), messages });
         }
-        match Box::pin(self.guard(first, entries, messages)).await {
+        match Box::pin(self.guard(first, entries, messages, results)).await {
             Ok(event) => Some(event),
             // What was not judged goes back to the thread with the run's end.
             Err(Cut::TimedOut) => Some(self.timed_out()),
@@ -42,19 +43,24 @@ impl Driver {
         }
     }
 
-    /// Judges input that was taken (SIG-208).
+    /// Judges input that was taken (SIG-208), and with the first of it what a client has answered to stored calls.
     pub(super) async fn guard(
         &mut self,
         first: bool,
         entries: Vec<InboxEntry>,
         messages: Vec<StoredMessage>,
+        results: Vec<StoredMessage>,
     ) -> Result<RunEvent, Cut> {
         let AtDesk { runner, mut desk, mut watch } = self.at_desk();
-        let (event, added) = if first {
-            guard_first(runner, &mut desk, &mut watch, entries, messages).await?
+        let (mut event, added) = if first {
+            let all = results.iter().cloned().chain(messages).collect();
+            guard_first(runner, &mut desk, &mut watch, entries, all).await?
         } else {
             guard_later(runner, &mut desk, &mut watch, entries).await?
         };
+        if !results.is_empty() {
+            self.results_judged(&results, &mut event);
+        }
         for content in added {
             let system = PromptMessage::System { content, provider_options: None };
             if !self.prepared.system.contains(&system) {

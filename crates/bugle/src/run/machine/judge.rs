@@ -48,8 +48,8 @@ pub(super) enum Guarding {
 /// What processors say of a step.
 #[derive(Debug)]
 pub(crate) enum StepVerdict {
-    /// It counts; with another text if one is given.
-    Pass { text: Option<String> },
+    /// It counts; with another text or other thoughts if they are given.
+    Pass { text: Option<String>, reasoning: Option<String> },
     /// It does not count; a tripwire may ask for another try.
     Stop(TripwirePayload),
     /// A processor broke.
@@ -136,9 +136,12 @@ impl RunMachine {
             return;
         }
         match verdict {
-            StepVerdict::Pass { text } => {
+            StepVerdict::Pass { text, reasoning } => {
                 if let Some(text) = text {
                     self.response.rewrite_text(&text);
+                }
+                if let Some(reasoning) = reasoning {
+                    self.response.rewrite_reasoning(&reasoning);
                 }
                 self.accept_step(now, effects);
             }
@@ -157,7 +160,7 @@ impl RunMachine {
                 self.violate(tripwire, now, effects);
             }
             StepVerdict::Failed(error) => {
-                self.drop_response(&error.message, effects);
+                self.drop_response(&error.message, None, effects);
                 self.fail(error, now, effects);
             }
         }
@@ -194,15 +197,28 @@ impl RunMachine {
 
     /// Tells clients to take back what was shown of the response (PROC-055 d).
     fn retract(&mut self, reason: &str, processor: Option<&str>, effects: &mut Effects) {
+        self.close_shown(reason, effects);
+        if self.response.is_empty() {
+            return;
+        }
+        self.tell_retracted(reason, processor, effects);
+        if self.transcript.open_answer_parts() == 0 {
+            // Nothing else is under the id: the next try has one of its own.
+            self.message_id = MessageId::fresh();
+        }
+    }
+
+    /// The end of all that clients have seen open.
+    fn close_shown(&mut self, reason: &str, effects: &mut Effects) {
         for payload in self.response.close_all() {
             effects.push(self.chunk(payload));
         }
         for call in self.response.calls().filter(|call| !call.provider_executed) {
             effects.push(self.chunk(rejected_call(call, reason)));
         }
-        if self.response.is_empty() {
-            return;
-        }
+    }
+
+    fn tell_retracted(&self, reason: &str, processor: Option<&str>, effects: &mut Effects) {
         // A signal that was sent since may have moved the answer on (PROC-081).
         let data = json!({
             "messageId": self.judged.shown_id.as_ref().unwrap_or(&self.message_id),
@@ -211,19 +227,14 @@ impl RunMachine {
             "processorId": processor,
         });
         effects.push(RunEffect::Emit(Chunk::transient_data(&self.settings.run_id, "data-retract", data)));
-        if self.transcript.open_answer_parts() == 0 {
-            // Nothing else is under the id: the next try has one of its own.
-            self.message_id = MessageId::fresh();
-        }
     }
 
-    /// What was shown of the response is closed, and nothing of it is kept.
-    fn drop_response(&mut self, reason: &str, effects: &mut Effects) {
-        for payload in self.response.close_all() {
-            effects.push(self.chunk(payload));
-        }
-        for call in self.response.calls().filter(|call| !call.provider_executed) {
-            effects.push(self.chunk(rejected_call(call, reason)));
+    /// What was shown of the response is closed, and nothing of it is kept. Of a processor that has rejected it, clients
+    /// are told to take it back (PROC-055 d).
+    fn drop_response(&mut self, reason: &str, rejected: Option<&TripwirePayload>, effects: &mut Effects) {
+        self.close_shown(reason, effects);
+        if let Some(tripwire) = rejected.filter(|_| !self.response.is_empty()) {
+            self.tell_retracted(&tripwire.reason, Some(&tripwire.processor_id), effects);
         }
         self.response = Response::default();
         self.judged.raw = Response::default();
@@ -255,7 +266,7 @@ impl RunMachine {
             }
             self.response = Response::default();
         } else if self.calls.is_empty() {
-            self.drop_response(&reason, effects);
+            self.drop_response(&reason, Some(&tripwire), effects);
         }
         if self.aborting {
             return self.end_aborted(now, effects);
@@ -345,6 +356,9 @@ impl RunMachine {
             ResultVerdict::Stop(tripwire) => {
                 if let Some(kept) = self.judged.kept_from {
                     self.transcript.truncate_open_answer(kept);
+                    if !self.response.is_empty() {
+                        self.tell_retracted(&tripwire.reason, Some(&tripwire.processor_id), effects);
+                    }
                 }
                 self.response = Response::default();
                 self.end_with(Ending::Tripped(tripwire), echoes, now, effects);

@@ -424,10 +424,14 @@ async fn proc_001_a_processor_is_called_in_the_hooks_it_has_and_in_no_others() {
     for hook in ALL.iter().copied().filter(|hook| *hook != Hook::ApiError) {
         let (one, none) = (Spy::new("one", &[hook]), Spy::new("none", &[]));
         let shared: [SharedProcessor; 2] = [Arc::new(one.clone()), Arc::new(none.clone())];
+        // Lists of a run may hold what does nothing in them.
+        let list = Processors::new(shared).unwrap();
         let world = world_with([call(1), "done".into()], |agent| {
-            shared.into_iter().fold(agent.tool(echo()), |agent, processor| {
-                agent.shared_input_processor(processor.clone()).shared_output_processor(processor)
-            })
+            let output = list.clone();
+            agent
+                .tool(echo())
+                .input_processors_per(move |_| list.clone())
+                .output_processors_per(move |_| output.clone())
         })
         .await;
         assert_eq!(world.run("hi").await.output.text, "done");

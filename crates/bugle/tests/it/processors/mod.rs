@@ -4,6 +4,7 @@ mod arguments;
 mod blocked;
 mod built_ins;
 mod changes;
+mod everywhere;
 mod framework;
 mod fuzz;
 mod histories;
