@@ -243,7 +243,7 @@ fn cli_011_012_processors_are_named_with_their_options() {
 }
 
 #[test]
-fn fixc_3_4_processors_in_lists_where_they_never_work_and_options_out_of_range() {
+fn cli_012_processors_in_lists_where_they_never_work_and_options_out_of_range() {
     let wrong = problems(
         "---\ninputProcessors:\n  - system-prompt-scrubber\noutputProcessors:\n  - agents-md-injector\n  - \
          prefill-error-handler\n  - message-history\nerrorProcessors:\n  - regex-filter: { presets: [email] }\n---\nHelp.",

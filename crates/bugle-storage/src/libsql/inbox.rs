@@ -210,7 +210,7 @@ pub(super) fn remove(
         }
     }
     if why.undelivers() {
-        notifications::undeliver(connection, id, &removed, Timestamp::now())?;
+        notifications::undeliver(connection, id, &removed, Timestamp::now(), false)?;
     }
     Ok(removed)
 }
@@ -281,7 +281,7 @@ pub(super) fn commit(connection: &Connection, step: &Step) -> Answer<Committed> 
         messages::remove(connection, id, &step.removed)?;
         let waits = |id: &&MessageId| step.returned.iter().any(|draft| draft.entry.signal.id == **id);
         let gone: Vec<MessageId> = step.removed.iter().filter(|id| !waits(id)).cloned().collect();
-        notifications::undeliver(connection, id, &gone, now)?;
+        notifications::undeliver(connection, id, &gone, now, true)?;
         untold.extend(gone);
     }
     if !untold.is_empty() {

@@ -400,13 +400,19 @@ pub(super) fn transfer(connection: &Connection, thread: &str, owner: &str, resou
 }
 
 /// The signals of these records are gone (ruling 33).
-pub(super) fn undeliver(connection: &Connection, thread: &str, removed: &[MessageId], now: Timestamp) -> Answer<()> {
+pub(super) fn undeliver(
+    connection: &Connection,
+    thread: &str,
+    removed: &[MessageId],
+    now: Timestamp,
+    due: bool,
+) -> Answer<()> {
     for removed in removed.chunks(VARIABLES) {
         let places: Vec<String> = (2..removed.len() + 2).map(|number| format!("?{number}")).collect();
         let condition = format!(r#"WHERE "threadId" = ?1 AND "deliveredSignalId" IN ({})"#, places.join(", "));
         let params: Vec<Sql> = [sql_text(thread)].into_iter().chain(removed.iter().map(|id| sql_text(id))).collect();
         for mut record in select(connection, &condition, &params)? {
-            rules::undeliver(&mut record, now);
+            rules::undeliver(&mut record, now, due);
             save(connection, &record)?;
         }
     }

@@ -457,7 +457,7 @@ mod tests {
     use crate::{json::json, model::ScriptedModel};
 
     #[test]
-    fn fixc_4_options_out_of_range_are_refused_with_field_and_reason() {
+    fn cli_012_options_out_of_range_are_refused_with_field_and_reason() {
         let model = |_: &str| Ok(Arc::new(ScriptedModel::new()) as SharedModel);
         let around = Surroundings { root: "/repo".into(), model: &model };
         let rule = |length: usize| json!({"rules": [{"name": "x", "pattern": "x+", "maxLength": length}]});

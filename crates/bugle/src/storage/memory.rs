@@ -323,7 +323,7 @@ impl Storage for MemoryStorage {
         let state = &mut *self.state.lock();
         let removed: Vec<_> = ids.iter().filter(|id| state.take_waiting(thread, id).is_some()).cloned().collect();
         if why.undelivers() {
-            state.notifications.undeliver(&thread.thread_id, &removed, now);
+            state.notifications.undeliver(&thread.thread_id, &removed, now, false);
         }
         Ok(removed)
     }

@@ -544,14 +544,15 @@ pub mod rules {
         record.updated_at = change.now.max(record.updated_at);
     }
 
-    /// A record whose signal was removed from its thread is pending again (ruling 33); it is due at once.
-    pub fn undeliver(record: &mut NotificationRecord, now: Timestamp) {
+    /// A record whose signal was removed from its thread is pending again: due at once after a rollback (ruling 33), quietly in
+    /// the inbox if somebody took it back.
+    pub fn undeliver(record: &mut NotificationRecord, now: Timestamp, due: bool) {
         record.delivered_signal_id = None;
         if matches!(record.status.as_str(), "delivered" | "seen") {
             "pending".clone_into(&mut record.status);
             record.delivered_at = None;
             record.seen_at = None;
-            record.deliver_at = Some(now);
+            record.deliver_at = due.then_some(now);
         }
         record.updated_at = now.max(record.updated_at);
     }

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn fixc_4_a_match_longer_than_max_length_is_not_streamed_in_clear() {
+    fn proc_074_a_match_longer_than_max_length_is_not_streamed_in_clear() {
         let rules = [Rule::new("note", r"(?s)<secret>.*?</secret>", 128).unwrap(), preset("email").unwrap()];
         let body = "word ".repeat(400);
         let text = format!("a <secret>{body}</secret> b ann@example.com <secret> of mine");
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn fixc_4_what_may_be_a_match_for_too_long_is_replaced_up_to_the_end_of_the_block() {
+    fn proc_074_what_may_be_a_match_for_too_long_is_replaced_up_to_the_end_of_the_block() {
         let rules = [Rule::new("note", r"(?s)<secret>.*?</secret>", 128).unwrap(), preset("email").unwrap()];
         let text = format!("ann@example.com <secret>{}", "word ".repeat(20_000));
         let mut redactor = Redactor::new();
@@ -354,7 +354,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fixc_4_long_matches_do_not_depend_on_the_chunks(
+        fn proc_074_long_matches_do_not_depend_on_the_chunks(
             words in proptest::collection::vec(prop_oneof![
                 Just("<s>"), Just("</s>"), Just("x"), Just(" "), Just("é"), Just("key="), Just("1234"), Just(";"), Just("ab@c.de"),
             ], 0..30),

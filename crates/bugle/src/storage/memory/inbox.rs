@@ -188,7 +188,7 @@ impl State {
         if !removed.is_empty() {
             let waits = |id: &&MessageId| returned.iter().any(|entry| entry.signal.id == **id);
             let gone: Vec<MessageId> = removed.iter().filter(|id| !waits(id)).cloned().collect();
-            self.notifications.undeliver(id, &gone, now);
+            self.notifications.undeliver(id, &gone, now, true);
             untold.extend(gone);
         }
         self.untrack(id, &untold, now);

@@ -67,10 +67,10 @@ impl Notifications {
     }
 
     /// The signals of these records are gone (ruling 33).
-    pub(super) fn undeliver(&mut self, thread: &str, removed: &[MessageId], now: Timestamp) {
+    pub(super) fn undeliver(&mut self, thread: &str, removed: &[MessageId], now: Timestamp, due: bool) {
         for record in self.records.get_mut(thread).into_iter().flat_map(IndexMap::values_mut) {
             if record.delivered_signal_id.as_ref().is_some_and(|signal| removed.contains(signal)) {
-                rules::undeliver(record, now);
+                rules::undeliver(record, now, due);
             }
         }
     }

@@ -70,7 +70,7 @@ async fn send_all(world: &World) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fixc_1_guards_see_attributes_of_messages_states_and_notifications() {
+async fn proc_102_guards_see_attributes_of_messages_states_and_notifications() {
     let world = guarded(OnMatch::Redact).await;
     send_all(&world).await;
     let asked = world.asked(0).join("\n");
@@ -86,7 +86,7 @@ async fn fixc_1_guards_see_attributes_of_messages_states_and_notifications() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fixc_1_guards_see_calls_and_results_in_input_messages() {
+async fn proc_102_guards_see_calls_and_results_in_input_messages() {
     let messages = json!([
         {"role": "user", "content": "look it up"},
         {"role": "assistant", "content": [
@@ -126,7 +126,7 @@ async fn answered(on_match: OnMatch) -> (World, bugle::RunOutput) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fixc_1_guards_see_what_a_client_answers_to_a_stored_call() {
+async fn proc_102_guards_see_what_a_client_answers_to_a_stored_call() {
     let (world, output) = answered(OnMatch::Redact).await;
     assert_eq!(output.text, "there");
     let asked = prompt(&world.model.requests()[1]);
@@ -140,7 +140,7 @@ async fn fixc_1_guards_see_what_a_client_answers_to_a_stored_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fixc_1_judges_see_attributes_and_results_as_one_text() {
+async fn proc_102_judges_see_attributes_and_results_as_one_text() {
     let found = r#"{"findings": [{"category": "email", "score": 0.9, "passages": ["ann@example.com"]}]}"#;
     let none = r#"{"findings": []}"#;
     let judge = ScriptedModel::with_responses([none, found]);
@@ -168,7 +168,7 @@ fn everything(ran: &Ran, stored: &[bugle::message::StoredMessage]) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fixc_2_reasoning_is_redacted_in_the_stream_and_at_rest() {
+async fn proc_074_reasoning_is_redacted_in_the_stream_and_at_rest() {
     let world = world_with([thinks()], |agent| agent.output_processor(filter(OnMatch::Redact))).await;
     let ran = world.run("hi").await;
     let said: String =
@@ -199,7 +199,7 @@ async fn fixc_2_reasoning_is_redacted_in_the_stream_and_at_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fixc_2_arguments_of_calls_are_judged_by_those_that_block_before_the_tool_runs() {
+async fn proc_052_arguments_of_calls_are_judged_by_those_that_block_before_the_tool_runs() {
     for (on_match, runs, reason) in
         [(OnMatch::Block, 0, FinishReason::Tripwire), (OnMatch::Redact, 1, FinishReason::Stop)]
     {
@@ -222,7 +222,7 @@ async fn fixc_2_arguments_of_calls_are_judged_by_those_that_block_before_the_too
 }
 
 #[tokio::test(start_paused = true)]
-async fn fixc_3_a_processor_in_a_list_where_it_never_works_is_refused() {
+async fn proc_001_a_processor_in_a_list_where_it_never_works_is_refused() {
     let agent = || Agent::builder("a").model(Arc::new(ScriptedModel::new()));
     let refused = |built: Result<Agent, Error>| match built {
         Err(Error::Configuration(message)) => message,
@@ -250,7 +250,7 @@ async fn fixc_3_a_processor_in_a_list_where_it_never_works_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fixc_4_the_stream_shows_what_is_stored_of_a_match_longer_than_max_length() {
+async fn proc_074_the_stream_shows_what_is_stored_of_a_match_longer_than_max_length() {
     let note = || vec![Rule::new("note", "(?s)<secret>.*?</secret>", 128).unwrap()];
     let body = "word ".repeat(100);
     let script = || Script::new().text(&format!("a <secret>{body}</secret> b"));
@@ -268,7 +268,7 @@ async fn fixc_4_the_stream_shows_what_is_stored_of_a_match_longer_than_max_lengt
 }
 
 #[tokio::test(start_paused = true)]
-async fn fixc_5_the_limit_of_an_answer_does_not_depend_on_its_chunks() {
+async fn proc_100_the_limit_of_an_answer_does_not_depend_on_its_chunks() {
     let text = "w1 w2 w3 w4 w5 w6 w7 w8 w9";
     let one = || Script::new().emit(ModelEvent::TextDelta { id: "t".into(), text: text.into() });
     let words = || Script::new().text(text);
@@ -297,7 +297,7 @@ fn taken_back(ran: &Ran, processor: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fixc_6_text_of_a_rejected_answer_is_taken_back_before_the_tripwire() {
+async fn proc_055_text_of_a_rejected_answer_is_taken_back_before_the_tripwire() {
     let found = r#"{"findings": [{"category": "hate", "score": 0.9}]}"#;
     let judge = Classifier::preset(Preset::Moderation, Arc::new(ScriptedModel::with_responses([found])));
     let world = world_with(["bad text"], |agent| agent.output_processor(judge)).await;
