@@ -239,7 +239,7 @@ impl Context<'_> {
     /// A model by its name, `provider/model` (PROC-041), for [`InputStep::models`](super::InputStep::models).
     ///
     /// # Errors
-    /// [`ProcessorError::Failed`] if the runtime has no [router](crate::BugleBuilder::model_router), or it does not know
+    /// [`ProcessorError::Failed`] if the runtime has no [router](crate::runtime::BugleBuilder::model_router), or it does not know
     /// the name.
     pub fn model(&self, name: &str) -> Result<SharedModel, ProcessorError> {
         let router = self.info.runtime.as_ref().and_then(|runtime| runtime.inner.model_router.clone());

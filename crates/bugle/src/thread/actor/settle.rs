@@ -42,13 +42,7 @@ impl Actor {
             }
             Done::Recovered(found) => self.recovered(found),
             Done::RunClosed { ended, result } => self.record_ended(*ended, result),
-            Done::Removed(Ok(ids)) => {
-                if !ids.is_empty() {
-                    // A notification that was taken back is due again (NOTIF-018).
-                    self.inner.notifications.wake();
-                }
-                self.removed = ids;
-            }
+            Done::Removed(Ok(ids)) => self.removed = ids,
             Done::Removed(Err(error)) => {
                 tracing::error!(thread = %self.key, %error, "input could not be taken out of the journal; it stays");
                 self.removed.clear();
