@@ -209,7 +209,7 @@ fn judge(file: &rusqlite::Connection, accepted: &Accepted) -> Vec<String> {
             let tracked =
                 (tracking["version"].as_u64().unwrap(), tracking["lastSignalId"].as_str().unwrap().to_owned());
             // A process that died before it had routed leaves a reservation, under which the state can be told again.
-            let reserved = tracking["pending"] == true && tracked.0 > version;
+            let reserved = tracking["pending"].is_string() && tracked.0 > version;
             if tracked != (version, id.clone()) && !reserved {
                 faults.push(format!("{key:?} is tracked as {tracking}, the newest is {version} {id}"));
             }
