@@ -146,6 +146,8 @@ impl Driver {
                 if rollback {
                     // What others had sent goes back to the thread, in order (ruling 33).
                     give_back(&self.machine, &mut self.in_hand);
+                    // So are notifications whose signal is gone: due at once.
+                    self.inner.notifications.wake();
                 } else {
                     self.in_hand.retain(|input| !entries.iter().any(|entry| entry.signal.id == *input.id()));
                 }

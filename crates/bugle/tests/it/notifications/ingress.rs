@@ -206,9 +206,9 @@ async fn ruling_33_a_rolled_back_notification_is_told_again() {
     world.send_to(target, "forget that").await;
     gate.open();
     watcher.until("finish").await;
-    super::pass(120).await;
+    super::pass(5).await;
     let record = record(&world.storage, &told.record.id).await;
-    assert_eq!(record.status, "delivered");
+    assert_eq!(record.status, "delivered", "long before the safety poll");
     let texts = world.texts().await;
     assert_eq!(texts.iter().filter(|text| *text == "CI failed").count(), 1, "{texts:?}");
     assert!(texts.iter().position(|text| text == "CI failed") > texts.iter().position(|text| text == "forget that"));
