@@ -154,6 +154,17 @@ pub(crate) struct InputFlags {
     pub(crate) no_wait: bool,
 }
 
+/// What input does (SIG-062).
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RoutingFlags {
+    /// While a run is active: deliver, persist, discard, interrupt, rollback
+    #[arg(long, value_name = "B")]
+    pub(crate) if_active: Option<String>,
+    /// While none is: wake, persist, discard
+    #[arg(long, value_name = "B")]
+    pub(crate) if_idle: Option<String>,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Send {
     /// What to say; - reads standard input
@@ -164,12 +175,8 @@ pub(crate) struct Send {
     /// Attach a file; repeatable
     #[arg(long = "file", value_name = "PATH")]
     pub(crate) files: Vec<PathBuf>,
-    /// While a run is active: deliver, persist, discard, interrupt, rollback
-    #[arg(long, value_name = "B")]
-    pub(crate) if_active: Option<String>,
-    /// While none is: wake, persist, discard
-    #[arg(long, value_name = "B")]
-    pub(crate) if_idle: Option<String>,
+    #[command(flatten)]
+    pub(crate) routing: RoutingFlags,
     #[command(flatten)]
     pub(crate) target: Target,
 }
@@ -280,12 +287,8 @@ pub(crate) struct State {
     /// The tag that the model sees [default: state]
     #[arg(long, value_name = "NAME")]
     pub(crate) tag: Option<String>,
-    /// While a run is active: deliver, persist, discard, interrupt, rollback
-    #[arg(long, value_name = "B")]
-    pub(crate) if_active: Option<String>,
-    /// While none is: wake, persist, discard
-    #[arg(long, value_name = "B")]
-    pub(crate) if_idle: Option<String>,
+    #[command(flatten)]
+    pub(crate) routing: RoutingFlags,
     #[command(flatten)]
     pub(crate) target: Target,
 }

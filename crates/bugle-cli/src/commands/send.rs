@@ -4,14 +4,17 @@ use bugle_client::{Routing, SubscribeOptions};
 use serde::de::DeserializeOwned;
 
 use super::{Session, connect::Connection, follow, input};
-use crate::{args::Send, exit::Failure};
+use crate::{
+    args::{RoutingFlags, Send},
+    exit::Failure,
+};
 
 pub(super) async fn run(args: Send, session: &Session) -> Result<u8, Failure> {
     let text = input::text(args.text.as_deref(), true).await?;
     let text =
         text.ok_or_else(|| Failure::usage("nothing to send").hint("bugle send TEXT, or - to read standard input"))?;
     let mut input = input::input(text, &args.input, &args.files)?;
-    input.routing = routing(args.if_active.as_deref(), args.if_idle.as_deref())?;
+    input.routing = routing(&args.routing)?;
     let connection = Connection::new(&args.target, session)?;
     let thread = connection.thread().await?;
     if args.input.no_wait {
@@ -33,10 +36,11 @@ pub(super) async fn run(args: Send, session: &Session) -> Result<u8, Failure> {
 }
 
 /// What `--if-active` and `--if-idle` say.
-pub(super) fn routing(if_active: Option<&str>, if_idle: Option<&str>) -> Result<Routing, Failure> {
+pub(super) fn routing(flags: &RoutingFlags) -> Result<Routing, Failure> {
+    let active = "deliver, persist, discard, interrupt, rollback";
     Ok(Routing {
-        if_active: behavior("--if-active", if_active, "deliver, persist, discard, interrupt, rollback")?,
-        if_idle: behavior("--if-idle", if_idle, "wake, persist, discard")?,
+        if_active: behavior("--if-active", flags.if_active.as_deref(), active)?,
+        if_idle: behavior("--if-idle", flags.if_idle.as_deref(), "wake, persist, discard")?,
         stream_options: None,
     })
 }

@@ -9,7 +9,7 @@ pub(super) async fn run(args: State, session: &Session) -> Result<u8, Failure> {
     let hint = "git branch --show-current | bugle state branch";
     let text = input::text(args.text.as_deref(), true).await?;
     let text = text.ok_or_else(|| Failure::usage("say what the state is").hint(hint))?;
-    let routing = send::routing(args.if_active.as_deref(), args.if_idle.as_deref())?;
+    let routing = send::routing(&args.routing)?;
     let key = args.key.unwrap_or_else(|| text.clone());
     let mut state =
         if args.delta { StateInput::delta(args.lane, key, text) } else { StateInput::snapshot(args.lane, key, text) };
